@@ -1,0 +1,1 @@
+"""The edge: flags, configuration, files and plots around `specjax`."""

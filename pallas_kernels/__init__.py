@@ -1,0 +1,1 @@
+"""Kernels behind plain functions: one folder per op, each with a reference."""

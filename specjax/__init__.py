@@ -1,0 +1,1 @@
+"""Speculative decoding in JAX: published methods in one compiled loop."""

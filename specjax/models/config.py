@@ -1,0 +1,155 @@
+"""What a target network is: read from a Hugging Face config.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.models.rope import Rope, rope_from_hf
+
+FAMILIES = {
+  'Qwen3ForCausalLM': 'qwen3',
+  'Qwen3MoeForCausalLM': 'qwen3_moe',
+  'LlamaForCausalLM': 'llama',
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+  """Sizes and switches of a decoder-only transformer; hashable, static."""
+
+  family: str
+  vocab: int
+  width: int
+  layers: int
+  q_heads: int
+  kv_heads: int
+  head_dim: int
+  mlp: int
+  eps: float
+  rope: Rope
+  max_length: int
+  tied: bool = False
+  qk_norm: bool = False  # RMS norm of every query and key head (Qwen3)
+  experts: int = 0
+  experts_per_token: int = 0
+  expert_mlp: int = 0
+  norm_topk: bool = False  # expert weights renormalised after the top-k
+  sparse_layers: tuple[int, ...] = ()
+  eos_ids: tuple[int, ...] = ()
+  dtype: str = 'float32'  # of the checkpoint
+
+  def segments(self, stacked: bool) -> tuple[tuple[int, int], ...]:
+    """(first layer, count) of each run of layers that share one program.
+
+    Unstacked, every layer is a run of its own: slicing one layer out of a
+    stack copies it on CPU, where that doubles the cost of a step.
+    """
+    runs: list[tuple[int, int]] = []
+    for i in range(self.layers):
+      same = i and (i in self.sparse_layers) == (i - 1 in self.sparse_layers)
+      if stacked and same:
+        runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+      else:
+        runs.append((i, 1))
+    return tuple(runs)
+
+
+def tiny(**changes: Any) -> ModelConfig:
+  """A model small enough for tests and notebooks."""
+  base = ModelConfig(
+    family='qwen3',
+    vocab=64,
+    width=32,
+    layers=3,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=12,
+    mlp=48,
+    eps=1e-6,
+    rope=Rope(theta=10000.0),
+    max_length=1024,
+    qk_norm=True,
+  )
+  return dataclasses.replace(base, **changes)
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+  """Reads a parsed config.json of a Qwen3, Qwen3-MoE or LLaMA model.
+
+  Raises:
+    ValueError: an architecture or a setting that is not implemented, by name;
+      nothing is silently ignored that would change a logit.
+  """
+  names = config.get('architectures') or ['(none)']
+  if names[0] not in FAMILIES:
+    raise ValueError(
+      f'architecture {names[0]!r} is not supported; choose a checkpoint of '
+      f'{", ".join(FAMILIES)}.'
+    )
+  family = FAMILIES[names[0]]
+  _refuse_unknown(config)
+  heads = config['num_attention_heads']
+  moe = family == 'qwen3_moe'
+  eos = config.get('eos_token_id')
+  eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+  result = ModelConfig(
+    family=family,
+    vocab=config['vocab_size'],
+    width=config['hidden_size'],
+    layers=config['num_hidden_layers'],
+    q_heads=heads,
+    kv_heads=config.get('num_key_value_heads') or heads,
+    head_dim=config.get('head_dim') or config['hidden_size'] // heads,
+    mlp=config['intermediate_size'],
+    eps=config.get('rms_norm_eps', 1e-6),
+    rope=rope_from_hf(config),
+    max_length=config.get('max_position_embeddings', 2048),
+    tied=config.get('tie_word_embeddings', False),
+    qk_norm=family != 'llama',
+    experts=config['num_experts'] if moe else 0,
+    experts_per_token=config['num_experts_per_tok'] if moe else 0,
+    expert_mlp=config['moe_intermediate_size'] if moe else 0,
+    norm_topk=bool(config.get('norm_topk_prob', False)) if moe else False,
+    sparse_layers=_sparse_layers(config) if moe else (),
+    eos_ids=eos,
+    dtype=config.get('dtype') or config.get('torch_dtype') or 'float32',
+  )
+  if result.q_heads % result.kv_heads:
+    raise ValueError(
+      f'{result.q_heads} query heads do not divide into {result.kv_heads} '
+      'key/value heads (num_attention_heads, num_key_value_heads).'
+    )
+  return result
+
+
+def _sparse_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+  step = config.get('decoder_sparse_step', 1)
+  dense = config.get('mlp_only_layers') or ()
+  return tuple(
+    i
+    for i in range(config['num_hidden_layers'])
+    if i not in dense and step > 0 and (i + 1) % step == 0
+  )
+
+
+def _refuse_unknown(config: Mapping[str, Any]) -> None:
+  plain = {
+    'attention_bias': False,
+    'mlp_bias': False,
+    'use_sliding_window': False,
+    'hidden_act': 'silu',
+    'partial_rotary_factor': 1.0,
+    'quantization_config': None,
+  }
+  for key, allowed in plain.items():
+    if config.get(key, allowed) not in (allowed, None):
+      raise ValueError(
+        f'{key}={config[key]!r} is not supported; only {allowed!r} is.'
+      )
+  kinds = set(config.get('layer_types') or ()) - {'full_attention'}
+  if kinds:
+    raise ValueError(
+      f'layer_types {sorted(kinds)} are not supported; only full_attention is.'
+    )

@@ -1,0 +1,80 @@
+"""One guess per position."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax import sampling, tree_ops
+from specjax.types import Array, Ask, Candidates, Frontier, Round, TokenTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chain:
+  """The drafter's best token at each depth, or a sampled one.
+
+  `depth=0` is plain decoding in the same loop, so that a speed-up is measured
+  against a baseline with the same overhead. A sampled chain keeps the laws it
+  was drawn from, which `Rejection` needs.
+  """
+
+  depth: int
+  sampled: bool = False
+
+  @property
+  def ask(self) -> Ask:
+    return Ask(depth=self.depth, fanout=None if self.sampled else 1)
+
+  @property
+  def nodes(self) -> int:
+    return self.depth + 1
+
+  def grow(
+    self, params, expand, root: Candidates, scratch, round: Round
+  ) -> tuple[TokenTree, object]:
+    """See `method.Tree`; learns nothing, so `params` is not read."""
+    del params
+    last_B = round.context.length_B - 1
+    root_B = jnp.take_along_axis(
+      round.context.tokens_BT, last_B[:, None], axis=1
+    )[:, 0]
+    b = root_B.shape[0]
+    tokens, scores, laws = [], [], []
+    candidates = root
+    for depth in range(1, self.depth + 1):
+      pick_B = self._pick(candidates, round, last_B + depth)
+      tokens.append(_at(candidates.token_BWC, pick_B))
+      scores.append(_at(candidates.logq_BWC, pick_B))
+      laws.append(candidates.logq_BWC[:, 0])
+      if depth < self.depth:
+        frontier = Frontier(
+          token_BW=tokens[-1][:, None],
+          row_BW=jnp.zeros((b, 1), jnp.int32),
+          depth=depth,
+        )
+        candidates, scratch = expand(scratch, frontier)
+    if not tokens:
+      none_B0 = jnp.zeros((b, 0), jnp.int32)
+      return tree_ops.chain(root_B, none_B0, none_B0), scratch
+    draft = None
+    if self.sampled and not round.sampling.all_greedy:
+      draft = Candidates(root.token_BWC, jnp.stack(laws, axis=1))
+    tree = tree_ops.chain(
+      root_B, jnp.stack(tokens, 1), jnp.stack(scores, 1), draft=draft
+    )
+    return tree, scratch
+
+  def _pick(self, candidates: Candidates, round: Round, position_B: Array):
+    """int[B]: the candidate taken at this position."""
+    if not self.sampled or round.sampling.all_greedy:
+      return jnp.zeros(position_B.shape, jnp.int32)  # best first
+    keys_B = sampling.position_keys(round.key_B, sampling.DRAFT, position_B)
+    return jax.vmap(jax.random.categorical)(
+      keys_B, candidates.logq_BWC[:, 0]
+    ).astype(jnp.int32)
+
+
+def _at(x_BWC: Array, pick_B: Array) -> Array:
+  return jnp.take_along_axis(x_BWC[:, 0], pick_B[:, None], axis=1)[:, 0]
