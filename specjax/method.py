@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from specjax.models.names import Tensor
 from specjax.types import (
   Accepted,
   Array,
@@ -38,6 +39,9 @@ class Drafter(Protocol):
 
   def init(self, key: Array, target_config: Any) -> Any:
     """Random parameters."""
+
+  def tensors(self) -> list[Tensor]:
+    """Where each parameter stands in a checkpoint; empty without weights."""
 
   def start(self, params, target, batch: int, capacity: int) -> Any:
     """The state before anything was read; `capacity` tokens must fit."""

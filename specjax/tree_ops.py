@@ -51,6 +51,7 @@ def chain(root_B: Array, token_BN: Array, logq_BN: Array, **kw) -> TokenTree:
     ),
     logq_BN=jnp.concatenate([jnp.zeros((b, 1)), total_BN], axis=1),
     max_depth=depth,
+    is_chain=True,
     **kw,
   )
 

@@ -124,6 +124,7 @@ class TokenTree:
   logq_BN: Array  # float32
   draft: Candidates | None = None  # row d: the law depth d + 1 was drawn from
   max_depth: int = static(default=0)
+  is_chain: bool = static(default=False)  # one child per node, in order
 
   @property
   def path_rows(self) -> int:

@@ -98,7 +98,9 @@ def prefill(
       token_BP,
       position_BP,
       cache,
-      start_B,
+      # Not `start` itself: XLA would know it at compile time where there is one
+      # chunk, and fold the attention to an empty cache element by element.
+      jnp.minimum(start_B, length_B),
       mask_BTT,
       taps=method.drafter.taps,
     )

@@ -91,7 +91,7 @@ def speculative_round(
   start_B = state.context.length_B - 1
   token_BP = _pick(tree.token_BN, path_BP)
   rows, taps_BPE = out.rows, out.taps_BTE
-  if tree.path_rows < tree.token_BN.shape[1]:  # a chain is its own path
+  if not tree.is_chain:  # a chain is its own path
     rows = kv.select(rows, path_BP)
     taps_BPE = jax.vmap(lambda x, i: x[i])(taps_BPE, jnp.maximum(path_BP, 0))
   accepted = Accepted(

@@ -25,6 +25,9 @@ class PromptLookup:
   def init(self, key, target_config):
     return ()  # nothing to learn
 
+  def tensors(self):
+    return []
+
   def start(self, params, target, batch, capacity):
     return ()  # nothing to remember: the context has it all
 

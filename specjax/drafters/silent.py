@@ -20,6 +20,9 @@ class Silent:
   def init(self, key, target_config):
     return ()
 
+  def tensors(self):
+    return []
+
   def start(self, params, target, batch, capacity):
     return ()
 

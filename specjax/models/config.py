@@ -89,6 +89,9 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
       f'{", ".join(FAMILIES)}.'
     )
   family = FAMILIES[names[0]]
+  missing = [name for name in _needed(family) if name not in config]
+  if missing:
+    raise ValueError(f'the configuration lacks {", ".join(missing)}.')
   _refuse_unknown(config)
   heads = config['num_attention_heads']
   moe = family == 'qwen3_moe'
@@ -122,6 +125,75 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
       'key/value heads (num_attention_heads, num_key_value_heads).'
     )
   return result
+
+
+def to_hf(config: ModelConfig) -> dict[str, Any]:
+  """The content of a config.json that `from_hf` reads as this very config.
+
+  Raises:
+    ValueError: fields that no supported architecture has, by name.
+  """
+  name = {v: k for k, v in FAMILIES.items()}[config.family]
+  eos: Any = list(config.eos_ids)
+  result = {
+    'architectures': [name],
+    'model_type': config.family,
+    'vocab_size': config.vocab,
+    'hidden_size': config.width,
+    'num_hidden_layers': config.layers,
+    'num_attention_heads': config.q_heads,
+    'num_key_value_heads': config.kv_heads,
+    'head_dim': config.head_dim,
+    'intermediate_size': config.mlp,
+    'hidden_act': 'silu',
+    'attention_bias': False,
+    'rms_norm_eps': config.eps,
+    'rope_theta': config.rope.theta,
+    'rope_scaling': config.rope.scaling_to_hf(),
+    'max_position_embeddings': config.max_length,
+    'tie_word_embeddings': config.tied,
+    'eos_token_id': eos if len(eos) > 1 else eos[0] if eos else None,
+    'dtype': config.dtype,
+    'torch_dtype': config.dtype,  # as transformers before 4.56 spells it
+  }
+  if config.family == 'qwen3_moe':
+    dense = set(range(config.layers)) - set(config.sparse_layers)
+    result |= {
+      'num_experts': config.experts,
+      'num_experts_per_tok': config.experts_per_token,
+      'moe_intermediate_size': config.expert_mlp,
+      'norm_topk_prob': config.norm_topk,
+      'decoder_sparse_step': 1,
+      'mlp_only_layers': sorted(dense),
+    }
+  _check_same(config, from_hf(result))
+  return result
+
+
+def _check_same(given: ModelConfig, read: ModelConfig) -> None:
+  lost = [
+    f.name
+    for f in dataclasses.fields(given)
+    if getattr(given, f.name) != getattr(read, f.name)
+  ]
+  if lost:
+    raise ValueError(
+      f'a config.json of the family {given.family!r} cannot express '
+      + ', '.join(f'{x}={getattr(given, x)!r}' for x in lost)
+      + '.'
+    )
+
+
+def _needed(family: str) -> tuple[str, ...]:
+  common = (
+    'vocab_size',
+    'hidden_size',
+    'num_hidden_layers',
+    'num_attention_heads',
+    'intermediate_size',
+  )
+  moe = ('num_experts', 'num_experts_per_tok', 'moe_intermediate_size')
+  return common + moe if family == 'qwen3_moe' else common
 
 
 def _sparse_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

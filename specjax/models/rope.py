@@ -70,6 +70,24 @@ class Rope:
     scaled = np.clip((pair - low) / (high - low), 0, 1)
     return (1 - scaled) * plain + scaled * plain / self.factor
 
+  def scaling_to_hf(self) -> dict[str, Any] | None:
+    """`rope_scaling` as `rope_from_hf` reads it; theta stands beside it."""
+    if self.kind == 'default':
+      return None
+    names = {
+      'factor': 'factor',
+      'original_length': 'original_max_position_embeddings',
+    }
+    if self.kind == 'llama3':
+      own = ('low_freq_factor', 'high_freq_factor')
+    elif self.kind == 'yarn':
+      own = ('beta_fast', 'beta_slow', 'attention_factor', 'truncate')
+    else:
+      own = ()
+    names |= {name: name for name in own}
+    fields = {theirs: getattr(self, ours) for ours, theirs in names.items()}
+    return {'rope_type': self.kind} | fields
+
 
 def rope_from_hf(config: Mapping[str, Any], theta: float = 10000.0) -> Rope:
   """Reads either spelling: `rope_theta` + `rope_scaling`, or `rope_parameters`.

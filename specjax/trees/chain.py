@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 from specjax import sampling, tree_ops
@@ -42,9 +41,12 @@ class Chain:
     )[:, 0]
     b = root_B.shape[0]
     tokens, scores, laws = [], [], []
-    candidates = root
+    candidates, noise_BPV = root, self._noise(root, round)
     for depth in range(1, self.depth + 1):
-      pick_B = self._pick(candidates, round, last_B + depth)
+      pick_B = jnp.zeros((b,), jnp.int32)  # best first
+      if noise_BPV is not None:
+        perturbed_BV = candidates.logq_BWC[:, 0] + noise_BPV[:, depth - 1]
+        pick_B = jnp.argmax(perturbed_BV, axis=-1).astype(jnp.int32)
       tokens.append(_at(candidates.token_BWC, pick_B))
       scores.append(_at(candidates.logq_BWC, pick_B))
       laws.append(candidates.logq_BWC[:, 0])
@@ -59,21 +61,24 @@ class Chain:
       none_B0 = jnp.zeros((b, 0), jnp.int32)
       return tree_ops.chain(root_B, none_B0, none_B0), scratch
     draft = None
-    if self.sampled and not round.sampling.all_greedy:
+    if noise_BPV is not None:
       draft = Candidates(root.token_BWC, jnp.stack(laws, axis=1))
     tree = tree_ops.chain(
       root_B, jnp.stack(tokens, 1), jnp.stack(scores, 1), draft=draft
     )
     return tree, scratch
 
-  def _pick(self, candidates: Candidates, round: Round, position_B: Array):
-    """int[B]: the candidate taken at this position."""
-    if not self.sampled or round.sampling.all_greedy:
-      return jnp.zeros(position_B.shape, jnp.int32)  # best first
-    keys_B = sampling.position_keys(round.key_B, sampling.DRAFT, position_B)
-    return jax.vmap(jax.random.categorical)(
-      keys_B, candidates.logq_BWC[:, 0]
-    ).astype(jnp.int32)
+  def _noise(self, root: Candidates, round: Round) -> Array | None:
+    """float32[B, P, V] of the drafts' own; None where the best one is taken."""
+    if not self.sampled or round.sampling.all_greedy or not self.depth:
+      return None
+    return sampling.noise(
+      round.key_B,
+      round.context.length_B,
+      self.depth,
+      root.logq_BWC.shape[-1],
+      sampling.DRAFT,
+    )
 
 
 def _at(x_BWC: Array, pick_B: Array) -> Array:

@@ -1,0 +1,1 @@
+"""One configuration per method."""

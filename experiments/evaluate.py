@@ -1,0 +1,198 @@
+"""Measures methods on prompts against plain decoding, all in one run.
+
+  python -m experiments.evaluate --gin_file=experiments/configs/default.gin
+
+Rows per prompt go to `metrics.jsonl` in the run folder as they are made, one
+row per method to `summary.jsonl` at the end. The same command goes on where it
+was interrupted; of the batch in which that happened, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gin
+import tqdm
+from absl import app, flags
+
+from experiments import run
+from experiments.measure import Bench, measure
+from experiments.prompts import as_messages, read_prompts
+from experiments.summary import PLAIN, as_table, summarise
+from specjax import api
+from specjax.decoder import Decoder
+from specjax.method import Method
+
+METRICS = 'metrics.jsonl'
+SUMMARY = 'summary.jsonl'
+SAMPLING = ('max_new_tokens', 'temperature', 'top_k', 'top_p', 'min_p')
+
+Builder = str | Callable[..., Method]
+
+
+def evaluate(
+  *,
+  run_dir: str | pathlib.Path,
+  methods: Sequence[Builder] = (),
+  target: str = 'default',
+  drafters: Mapping[str, str] | None = None,
+  prompts: str = 'gsm8k_test_20',
+  limit: int | None = None,
+  chat: bool = True,
+  max_new_tokens: int = 96,
+  temperature: float = 0.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  min_p: float = 0.0,
+  seed: int = 0,
+  thinking: bool = False,
+  stop_at_end: bool = True,
+  batch: int = 1,
+  repeats: int = 1,
+  pad: bool = True,
+  dtype: str = 'auto',
+) -> list[dict[str, Any]]:
+  """Decodes every prompt with plain decoding and with each method.
+
+  Args:
+    run_dir: made, or gone on with if it was made with the same settings.
+    methods: build functions (gin binds their options) or names; 'ar' is always
+      measured and need not be there.
+    target: folder, hub id or 'default'.
+    drafters: folder or hub id by method name; the packaged one if absent.
+    prompts: name or path of a prompt set.
+    limit: take so many prompts at most.
+    chat: each prompt is a user's turn in the target's template; else raw text.
+    max_new_tokens: per prompt, the prefill's token included.
+    temperature: with the next three, see `Decoder.generate`.
+    seed: prompt i is decoded with seed + i, whatever the batch.
+    thinking: of the chat template.
+    stop_at_end: whether the checkpoint's end ids end a text.
+    batch: prompts decoded together.
+    repeats: timed decodings of each prompt by each method; the median counts.
+    pad: room for the longest prompt in every call, so that a method compiles
+      once; else short prompts get smaller programs, which are a bit faster.
+    dtype: of weights and compute.
+
+  Returns:
+    One summary row per method, plain decoding first.
+  """
+  settings = dict(locals())
+  del settings['run_dir']
+  for name in ('batch', 'repeats'):
+    if settings[name] < 1:
+      raise ValueError(f'{name} is {settings[name]}; it must be at least 1.')
+  texts = read_prompts(prompts, limit=limit)
+  decoders = _load_all(methods, target, drafters or {}, dtype)
+  settings['methods'] = {k: repr(d.method) for k, d in decoders.items()}
+  folder = pathlib.Path(run_dir)
+  run.open_folder(folder, settings)
+  encode = lambda prompt: decoders[PLAIN].encode(prompt, thinking=thinking)
+  constants = {
+    **{k: v for k, v in settings.items() if k not in ('methods', 'prompts')},
+    'prompt_set': prompts,
+    'versions': run.versions(),
+    **run.device(),
+  }
+  asked = [encode(as_messages(x) if chat else x) for x in texts]
+  bench = Bench(
+    decoders=decoders,
+    prompts=asked,
+    generate={
+      **{name: settings[name] for name in SAMPLING},
+      'stop_ids': None if stop_at_end else (),
+      'pad_to': max(map(len, asked)) if pad else 0,
+    },
+    seed=seed,
+    repeats=repeats,
+    constants=constants,
+  )
+  rows = _measure_all(bench, folder / METRICS, batch)
+  rows.sort(key=lambda row: list(decoders).index(row['label']))
+  summaries = summarise(rows)
+  run.write_rows(folder / SUMMARY, summaries)
+  return summaries
+
+
+def _measure_all(bench: Bench, path: pathlib.Path, batch: int) -> list[Any]:
+  """All rows, those of an earlier start included."""
+  count = len(bench.prompts)
+  rows = run.read_rows(path)
+  with tqdm.tqdm(total=count, unit='prompt', file=sys.stderr) as bar:
+    for first in range(0, count, batch):
+      part = range(first, min(first + batch, count))
+      made = measure(bench, part, rows)
+      run.append_rows(path, made)
+      rows += made
+      bar.update(len(part))
+  return rows
+
+
+def _load_all(
+  methods: Sequence[Builder],
+  target: str,
+  drafters: Mapping[str, str],
+  dtype: str,
+) -> dict[str, Decoder]:
+  """Decoders by label, plain decoding first; they share the target's weights.
+
+  The label is the method's name, with the nodes where the name is there twice.
+  """
+  name_of = lambda m: m if isinstance(m, str) else m.__module__.split('.')[-1]
+  methods = [PLAIN, *(m for m in methods if name_of(m) != PLAIN)]
+  names = [name_of(m) for m in methods]
+  by_name = [m for m in methods if isinstance(m, str)]
+  for what, given, known in (
+    ('methods', by_name, api.method_names()),
+    ('drafters', drafters, names),
+  ):
+    wrong = sorted(set(given) - set(known))
+    if wrong:
+      raise ValueError(
+        f'{what} names {wrong[0]!r}; it can name {", ".join(known)}.'
+      )
+  count = collections.Counter(names)
+  decoders: dict[str, Decoder] = {}
+  for name, method in zip(names, methods, strict=True):
+    decoder = api.load(target, method, drafters.get(name), dtype=dtype)
+    if decoders:
+      shared = decoders[PLAIN].params.target
+      decoder.params = decoder.params.replace(target=shared)
+    label = name if count[name] == 1 else f'{name}-{decoder.nodes}'
+    if label in decoders:
+      raise ValueError(
+        f'method {name!r} is there twice with {decoder.nodes} nodes; measure '
+        'its variants in runs of their own.'
+      )
+    decoders[label] = decoder
+  return decoders
+
+
+def main(argv: Sequence[str]) -> None:
+  """Flags to `evaluate`, and its table."""
+  if argv[1:]:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  values = flags.FLAGS
+  try:
+    run.parse(values.gin_file, values.gin_param)
+    folder = values.run_dir or run.default_dir(values.gin_file)
+    try:
+      summaries = gin.get_configurable(evaluate)(run_dir=folder)
+    except KeyboardInterrupt:
+      sys.exit(f'interrupted; the same command goes on from {folder}.')
+  except ValueError as error:
+    sys.exit(f'error: {error}')
+  print(as_table(summaries))
+  print(f'\n{summaries[0]["device"]}, {summaries[0]["dtype"]}; rows: {folder}')
+
+
+if __name__ == '__main__':
+  # Gin binds the imported module; the one that runs here is `__main__`.
+  from experiments import evaluate as imported
+
+  run.define_flags()
+  app.run(imported.main)

@@ -1,0 +1,58 @@
+"""Prompt sets: the packaged one by name, any other by path."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+BUILTIN = {
+  'gsm8k_test_20': pathlib.Path(__file__).parent / 'data/gsm8k_test_20.jsonl',
+}
+FIELD = 'prompt'
+
+
+def read_prompts(source: str, *, limit: int | None = None) -> list[str]:
+  """The `prompt` field of each line of a JSON-lines file, in order.
+
+  Args:
+    source: a name of `BUILTIN`, or the path of a file.
+    limit: read so many lines at most.
+
+  Raises:
+    ValueError: names what is missing, or the line that cannot be read.
+  """
+  if limit is not None and limit < 1:
+    raise ValueError(f'limit is {limit}; it must be at least 1, or None.')
+  path = BUILTIN.get(source) or pathlib.Path(source).expanduser()
+  if not path.is_file():
+    raise ValueError(
+      f'prompts {source!r} are neither a file nor one of {sorted(BUILTIN)}.'
+    )
+  prompts = []
+  with path.open(encoding='utf-8') as file:
+    for number, line in enumerate(file, start=1):
+      if len(prompts) == limit:
+        break
+      prompts.append(_prompt_of(line, f'{path}, line {number}'))
+  if not prompts:
+    raise ValueError(f'{path} holds no line.')
+  return prompts
+
+
+def as_messages(prompt: str) -> list[dict[str, str]]:
+  """A dialogue of one user turn, for the target's own chat template."""
+  return [{'role': 'user', 'content': prompt}]
+
+
+def _prompt_of(line: str, where: str) -> str:
+  try:
+    record = json.loads(line)
+  except json.JSONDecodeError as error:
+    raise ValueError(f'{where} is not JSON: {error}.') from None
+  prompt = record.get(FIELD) if isinstance(record, dict) else None
+  if not isinstance(prompt, str) or not prompt:
+    raise ValueError(
+      f'{where} has no text in the field {FIELD!r}; expected '
+      f'{{"{FIELD}": "..."}}.'
+    )
+  return prompt

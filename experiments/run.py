@@ -1,0 +1,172 @@
+"""Gin, run folders and the record of what a run was made with."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util  # gin 0.5.0 uses it without importing it
+import json
+import math
+import os
+import pathlib
+import platform
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import gin
+import jax
+from absl import flags
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIG = 'operative_config.gin'
+RECORD = 'run.json'
+DEFAULT = 'experiments/configs/default.gin'
+PACKAGES = ('specjax', 'jax', 'jaxlib', 'flax', 'numpy')
+
+
+def parse(files: Sequence[str], params: Sequence[str]) -> None:
+  """Reads gin files, then single bindings, which win.
+
+  Paths are relative to the working directory or to the folder that holds
+  `experiments`. Anything bound before is forgotten.
+
+  Raises:
+    ValueError: a file, name, parameter or value that cannot be; says which.
+  """
+  gin.clear_config()
+  found = [
+    next((p for p in (path, ROOT / path) if p.is_file()), path)
+    for path in map(pathlib.Path, files)
+  ]
+  for path in found:
+    if not path.is_file():
+      raise ValueError(f'there is no configuration file {path}.')
+  try:
+    gin.parse_config_files_and_bindings(list(map(str, found)), list(params))
+  except (ValueError, SyntaxError, ImportError, AttributeError, OSError) as e:
+    raise ValueError(f'the gin configuration is wrong: {e}') from e
+
+
+def define_flags(default: str = DEFAULT) -> None:
+  """The flags of every script that takes gin."""
+  flags.DEFINE_multi_string('gin_file', [default], 'Configuration files.')
+  flags.DEFINE_multi_string('gin_param', [], 'Bindings that win, name=value.')
+  flags.DEFINE_string(
+    'run_dir', None, 'Folder for results; by default one per configuration.'
+  )
+
+
+def default_dir(files: Sequence[str]) -> pathlib.Path:
+  """runs/<config>-<hash>: other settings or another machine, other folder."""
+  facts = json.dumps([gin.config_str(), versions(), device()], sort_keys=True)
+  digest = hashlib.sha256(facts.encode()).hexdigest()[:8]
+  return pathlib.Path('runs') / f'{pathlib.Path(files[-1]).stem}-{digest}'
+
+
+def versions() -> dict[str, str]:
+  """Of python and of the packages that decide what is computed."""
+  found = {'python': platform.python_version()}
+  for name in PACKAGES:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = 'not installed'  # run from a checkout
+  return found
+
+
+def device() -> dict[str, Any]:
+  """What the arrays live on, and the host's usable cores."""
+  first = jax.devices()[0]
+  cores = getattr(os, 'sched_getaffinity', None)
+  return {
+    'platform': first.platform,
+    'device': first.device_kind,
+    'devices': jax.device_count(),
+    'cpus': len(cores(0)) if cores else os.cpu_count(),
+    'system': f'{platform.system()} {platform.machine()}',
+  }
+
+
+def open_folder(folder: str | pathlib.Path, settings: dict[str, Any]) -> bool:
+  """Makes a run folder, or checks that it was made with these settings.
+
+  Writes the operative gin configuration, and `settings` with versions and
+  device, before any result is there.
+
+  Returns:
+    Whether the folder was there already, so that its results count.
+
+  Raises:
+    ValueError: the folder holds something else; it is left alone.
+  """
+  folder = pathlib.Path(folder)
+  config = gin.operative_config_str()
+  record = {'settings': settings, 'versions': versions(), 'device': device()}
+  record = json.loads(dumps(record))  # tuples to lists, as it will be read
+  if folder.is_dir() and any(folder.iterdir()):
+    if not (folder / RECORD).exists() or not (folder / CONFIG).exists():
+      raise ValueError(
+        f'{folder} is not empty and no run folder; give another --run_dir.'
+      )
+    old = json.loads((folder / RECORD).read_text())
+    changes = _changes(old, record)
+    if not changes and (folder / CONFIG).read_text() != config:
+      changes = [f'its {CONFIG} differs']
+    if changes:
+      raise ValueError(
+        f'{folder} was made with other settings ({"; ".join(changes)}); its '
+        'results are kept as they are, so give another --run_dir.'
+      )
+    return True
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / CONFIG).write_text(config)
+  (folder / RECORD).write_text(dumps(record, indent=1) + '\n')
+  return False
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+  return [
+    f'{name} was {old.get(part, {}).get(name)!r} and is {fields.get(name)!r}'
+    for part, fields in new.items()
+    for name in {**old.get(part, {}), **fields}
+    if old.get(part, {}).get(name) != fields.get(name)
+  ]
+
+
+def dumps(value: Any, **kwargs: Any) -> str:
+  """JSON in which nan is null: the word NaN is no JSON."""
+  return json.dumps(_without_nan(value), allow_nan=False, **kwargs)
+
+
+def _without_nan(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {name: _without_nan(x) for name, x in value.items()}
+  if isinstance(value, list | tuple):
+    return [_without_nan(x) for x in value]
+  return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def append_rows(path: pathlib.Path, rows: Iterable[dict[str, Any]]) -> None:
+  """Adds JSON lines in one write, on disk when it returns."""
+  with path.open('a', encoding='utf-8') as file:
+    file.write(''.join(dumps(row) + '\n' for row in rows))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_rows(path: pathlib.Path, rows: Iterable[dict[str, Any]]) -> None:
+  """Replaces a file of JSON lines as a whole."""
+  part = path.with_name(f'{path.name}.part')
+  part.unlink(missing_ok=True)
+  append_rows(part, rows)
+  part.replace(path)
+
+
+def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+  """All whole lines; half a line, left by a kill in mid-write, is cut off."""
+  if not path.exists():
+    return []
+  whole, end, rest = path.read_text(encoding='utf-8').rpartition('\n')
+  if rest:
+    os.truncate(path, len((whole + end).encode()))
+  return [json.loads(line) for line in whole.splitlines()]

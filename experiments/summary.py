@@ -1,0 +1,94 @@
+"""From rows per prompt to one row per method, and a table to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specjax import metrics
+
+PLAIN = 'ar'
+# What differs between the prompts of one method; all else is carried over.
+PER_PROMPT = (
+  'prompt',
+  'prompt_tokens',
+  'finish_reason',
+  'ids',
+  'text',
+  'walks',
+  'equal',
+)
+
+
+def summarise(
+  rows: Sequence[dict[str, Any]], *, seed: int = 0
+) -> list[dict[str, Any]]:
+  """One row per method, in order of appearance.
+
+  Speed-up is plain decoding's seconds per token over the method's, from the
+  same run; seconds are those of the rounds, without the prompt's reading.
+  """
+  groups: dict[str, list[dict[str, Any]]] = {}
+  for row in rows:
+    groups.setdefault(row['label'], []).append(row)
+  return [
+    _summary(group, groups.get(PLAIN, []), seed) for group in groups.values()
+  ]
+
+
+def _summary(group, plain, seed: int) -> dict[str, Any]:
+  column = lambda rows, name: [row[name] for row in rows]
+  emitted = lambda rows: [row['tokens'] - 1 for row in rows]
+  rounds, seconds = column(group, 'rounds'), column(group, 'decode_s')
+  walks, depth = column(group, 'walks'), group[0]['max_depth']
+  low, high = metrics.interval(emitted(group), rounds, seed=seed)
+  total_s = sum(seconds)
+  return {
+    **{k: v for k, v in group[0].items() if k not in PER_PROMPT},
+    'prompts': len(group),
+    'tokens': sum(column(group, 'tokens')),
+    'rounds': sum(rounds),
+    'mean_accepted': metrics.mean_accepted(emitted(group), rounds),
+    'mean_accepted_low': low,
+    'mean_accepted_high': high,
+    'tau_paper': metrics.tau_paper(walks),
+    'acceptance_by_depth': metrics.acceptance_by_depth(walks, depth),
+    'prefill_s': sum(column(group, 'prefill_s')),
+    'decode_s': total_s,
+    'tokens_per_s': sum(emitted(group)) / total_s if total_s else None,
+    'speed_up': metrics.speed_up(
+      seconds, emitted(group), column(plain, 'decode_s'), emitted(plain)
+    ),
+    'texts_equal': sum(column(group, 'equal')),
+  }
+
+
+def as_table(summaries: Sequence[dict[str, Any]]) -> str:
+  """Right-aligned columns; `nodes` are rows verified, the root included."""
+  head = (
+    'method nodes tokens rounds accepted 95% tau_paper tok/s speed-up equal'
+  )
+  lines = [head.split()]
+  for s in summaries:
+    lines.append(
+      [
+        s['label'],
+        str(s['nodes']),
+        str(s['tokens']),
+        str(s['rounds']),
+        f'{s["mean_accepted"]:.2f}',
+        f'[{s["mean_accepted_low"]:.2f},{s["mean_accepted_high"]:.2f}]',
+        f'{s["tau_paper"]:.2f}',
+        f'{s["tokens_per_s"] or float("nan"):.1f}',
+        f'{s["speed_up"]:.2f}x',
+        f'{s["texts_equal"]}/{s["prompts"]}',
+      ]
+    )
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  return '\n'.join(
+    '  '.join(
+      [line[0].ljust(widths[0])]
+      + [x.rjust(w) for x, w in zip(line[1:], widths[1:], strict=True)]
+    )
+    for line in lines
+  )

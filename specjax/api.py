@@ -1,0 +1,186 @@
+"""`load`: from folders to a decoder; what a notebook types first."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pathlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import compile_cache, methods, text
+from specjax.decoder import Decoder
+from specjax.method import Method
+from specjax.models.config import ModelConfig, from_hf
+from specjax.models.transformer import check_taps
+from specjax.types import Params
+from specjax.weights.safetensors import load_target, load_tensors
+
+PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'byte_lm'
+DTYPES = ('auto', 'float32', 'bfloat16')
+
+
+def load(
+  target: str | pathlib.Path = 'default',
+  method: str | Method | Callable[..., Method] = 'ar',
+  drafter: Any = None,
+  *,
+  nodes: int | None = None,
+  dtype: str = 'auto',
+  stacked: bool | None = None,
+  **options: Any,
+) -> Decoder:
+  """Loads a target and a method.
+
+  Args:
+    target: a Hugging Face folder, a hub id, or 'default' (the packaged model).
+    method: a module of `specjax.methods` by name, a `Method` object, or a
+      module's `build` function with its options bound.
+    drafter: the drafter's folder or hub id; None takes the packaged one of the
+      default target. With a `Method` object also its parameters themselves.
+    nodes: rows the target verifies per round, root included; None is the
+      method's own default. A published budget that leaves the root out (DDTree)
+      is one less.
+    dtype: of weights and compute; 'auto' follows the checkpoint on GPU and TPU
+      and is float32 on CPU, which has no fast bfloat16.
+    stacked: scan over layers (None: not on CPU, where slicing a layer out of a
+      stack copies it).
+    **options: the method's own settings, see its `build`.
+
+  Raises:
+    ValueError: names what does not exist or does not fit, and what does.
+  """
+  compile_cache.enable()
+  if callable(method):  # a build function with its options already bound
+    build, method = method, method.__module__.rpartition('.')[2]
+  else:
+    build = None if isinstance(method, Method) else _build_of(method)
+  if build is not None:
+    if nodes is not None:
+      options['nodes'] = nodes
+    _check_options(method, build, options)
+  elif nodes is not None or options:
+    names = [*options, *(['nodes'] if nodes is not None else [])]
+    raise ValueError(
+      f'{", ".join(names)} cannot change a Method object; build it with them.'
+    )
+  if dtype not in DTYPES:
+    raise ValueError(f'dtype is {dtype!r}; choose one of {", ".join(DTYPES)}.')
+  folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
+  config = from_hf(_read_json(folder / 'config.json'))
+  drafter_folder = None
+  if build is not None:
+    drafter_folder = _drafter_folder(target, method, build, drafter)
+    drafter_config = None
+    if drafter_folder is not None:
+      drafter_config = _read_json(drafter_folder / 'config.json')
+    method = build(config, drafter_config, **options)
+  elif isinstance(drafter, (str, pathlib.Path)):
+    drafter_folder = _folder(drafter)
+  check_taps(method.drafter.taps, config.layers)
+
+  on_cpu = jax.default_backend() == 'cpu'
+  kind = _dtype(dtype, config, on_cpu)
+  stacked = not on_cpu if stacked is None else stacked
+  if drafter_folder is not None:
+    drafter_params = _load_drafter(method, drafter_folder, config, kind)
+  else:
+    drafter_params = () if drafter is None else drafter
+  weights = load_target(folder, dtype=kind, stacked=stacked)
+  return Decoder(
+    method=method,
+    params=Params(target=weights, drafter=drafter_params),
+    tokenizer=text.load_tokenizer(folder),
+  )
+
+
+def method_names() -> list[str]:
+  """Every method there is: the modules of `specjax.methods`."""
+  return sorted(m.name for m in pkgutil.iter_modules(methods.__path__))
+
+
+def _build_of(name: str):
+  if name not in method_names():
+    raise ValueError(
+      f'method {name!r} does not exist; choose one of '
+      f'{", ".join(method_names())}, or pass a Method object.'
+    )
+  return importlib.import_module(f'specjax.methods.{name}').build
+
+
+def _check_options(name: str, build: Any, options: Mapping[str, Any]) -> None:
+  known = [
+    p.name
+    for p in inspect.signature(build).parameters.values()
+    if p.kind is p.KEYWORD_ONLY
+  ]
+  for option in options:
+    if option not in known:
+      has = f'it has {", ".join(known)}' if known else 'it has none'
+      raise ValueError(f'method {name!r} has no option {option!r}; {has}.')
+
+
+def _folder(name: str | pathlib.Path) -> pathlib.Path:
+  """A local folder, or a snapshot from the hub."""
+  path = pathlib.Path(name).expanduser()
+  if path.is_dir():
+    return path
+  if path.exists():
+    raise ValueError(f'{name} is a file; give the folder that holds it.')
+  if str(name).count('/') != 1 or str(name).startswith(('.', '/', '~')):
+    raise ValueError(f'folder {name} does not exist.')
+  from huggingface_hub import snapshot_download  # only where it is needed
+
+  wanted = ['*.json', '*.safetensors', '*.jinja']
+  try:
+    return pathlib.Path(snapshot_download(str(name), allow_patterns=wanted))
+  except Exception as error:
+    raise ValueError(
+      f'{name} is no local folder, and the hub did not give it '
+      f'({type(error).__name__}); download it and pass its path.'
+    ) from error
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError:
+    raise ValueError(f'{path.parent} holds no {path.name}.') from None
+  except json.JSONDecodeError as error:
+    raise ValueError(f'{path} is not valid JSON: {error}.') from None
+
+
+def _drafter_folder(target, method, build, drafter) -> pathlib.Path | None:
+  """Where a named method finds its drafter; None where it needs none."""
+  needs = inspect.signature(build).parameters['drafter_config']
+  if needs.default is not inspect.Parameter.empty:  # `drafter_config=None`
+    if drafter is not None:
+      raise ValueError(f'method {method!r} takes no drafter; leave it out.')
+    return None
+  if drafter is not None:
+    return _folder(drafter)
+  packaged = _read_json(PRETRAINED / 'drafters.json')
+  if target == 'default' and method in packaged:
+    return PRETRAINED / packaged[method]
+  raise ValueError(
+    f'method {method!r} needs a drafter and none is packaged for this target; '
+    'pass drafter=FOLDER.'
+  )
+
+
+def _dtype(name: str, config: ModelConfig, on_cpu: bool):
+  if name == 'auto':
+    name = 'float32' if on_cpu else config.dtype
+  return jnp.dtype(name)
+
+
+def _load_drafter(method: Method, folder, config: ModelConfig, dtype) -> Any:
+  shapes = jax.eval_shape(
+    lambda key: method.drafter.init(key, config), jax.random.key(0)
+  )
+  return load_tensors(folder, method.drafter.tensors(), shapes, dtype)

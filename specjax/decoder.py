@@ -1,0 +1,199 @@
+"""A loaded target with a method: prompts in, texts and figures out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import sampling
+from specjax.decode.loop import decode
+from specjax.decode.prefill import bucket_for, capacity_for, prefill
+from specjax.generation import Generation, Part, join, to_host
+from specjax.inputs import REFUSED, Rows, as_prompts, make_rows
+from specjax.method import Method
+from specjax.types import DecodeState, Params
+
+STOP_STRING_ROUNDS = 8  # rounds between two looks at the text
+
+
+class Decoder:
+  """Holds parameters and the programs compiled for them."""
+
+  def __init__(self, *, method: Method, params: Params, tokenizer: Any = None):
+    self.method = method
+    self.params = params
+    self.tokenizer = tokenizer
+    self._programs: dict[Any, Any] = {}
+
+  @property
+  def config(self):
+    return self.params.target.config
+
+  @property
+  def dtype(self) -> str:
+    return str(self.params.target.dtype)
+
+  @property
+  def nodes(self) -> int:
+    return self.method.tree.nodes
+
+  def encode(self, prompt: Any, *, thinking: bool = False) -> list[int]:
+    """Ids of a prompt: ids as they are, text as it is, messages by template."""
+    if not isinstance(prompt, str) and not (prompt and _is_chat(prompt)):
+      return [int(t) for t in prompt]
+    if self.tokenizer is None:
+      raise ValueError(
+        'this target has no tokenizer.json; pass prompts as lists of ids.'
+      )
+    if isinstance(prompt, str):
+      return self.tokenizer.encode(prompt)
+    return self.tokenizer.chat(prompt, thinking=thinking)
+
+  def generate(
+    self,
+    prompts: Any,
+    *,
+    max_new_tokens: int | Sequence[int] = 96,
+    temperature: float | Sequence[float] = 0.0,
+    top_k: int | Sequence[int] = 0,
+    top_p: float | Sequence[float] = 1.0,
+    min_p: float | Sequence[float] = 0.0,
+    seed: int | Sequence[int] = 0,
+    stop_ids: Sequence[int] | None = None,
+    stop: Sequence[str] | str = (),
+    n: int = 1,
+    logprobs: bool = False,
+    thinking: bool = False,
+    batch_size: int | None = None,
+    pad_to: int = 0,
+    **other: Any,
+  ) -> Generation:
+    """Decodes prompts, all rows in one batch unless `batch_size` says less.
+
+    Args:
+      prompts: strings (encoded as they are), lists of ids, or lists of chat
+        messages (through the checkpoint's template); one or several.
+      max_new_tokens: cap per row, the prefill's token included.
+      temperature: 0 is greedy. It, `top_k`, `top_p`, `min_p`, `max_new_tokens`
+        may be one value or one per row.
+      top_k: 0 is off.
+      top_p: 1 is off.
+      min_p: 0 is off.
+      seed: row i gets seed + i; or a list, one per row.
+      stop_ids: ids that end a row and stay in it; None takes the checkpoint's
+        end ids, () takes none.
+      stop: strings that end a row; the text ends before them.
+      n: samples per prompt.
+      logprobs: also return the emitted tokens' log-probabilities under the
+        target at temperature 1, uncut.
+      thinking: handed to the chat template.
+      batch_size: rows decoded together.
+      pad_to: make room for prompts of so many tokens, so that calls with
+        shorter ones share a compiled program; the texts stay the same.
+
+    Raises:
+      ValueError: before any work; names the setting and what is allowed.
+    """
+    for name in other:
+      if name in REFUSED:
+        raise ValueError(f'{name} is not supported; leave it out.')
+      raise TypeError(f'generate() has no setting {name!r}.')
+    if stop_ids is None:
+      stop_ids = self.config.eos_ids
+      if self.tokenizer is not None:  # a chat model's generation_config
+        stop_ids += self.tokenizer.eos_ids
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if any(not s for s in stop):
+      raise ValueError('stop holds an empty string; it would end every text.')
+    if stop and self.tokenizer is None:
+      raise ValueError('stop strings need a tokenizer; use stop_ids.')
+    ids = [self.encode(p, thinking=thinking) for p in as_prompts(prompts)]
+    rows = make_rows(
+      ids,
+      vocab=self.config.vocab,
+      max_length=self.config.max_length,
+      n=n,
+      max_new_tokens=max_new_tokens,
+      temperature=temperature,
+      top_k=top_k,
+      top_p=top_p,
+      min_p=min_p,
+      seed=seed,
+      stop_ids=stop_ids,
+    )
+    size = len(rows) if batch_size is None else batch_size
+    if size < 1:
+      raise ValueError(f'batch_size is {batch_size}; it must be at least 1.')
+    parts = [
+      self._decode(rows.part(i, size), stop, logprobs, pad_to)
+      for i in range(0, len(rows), size)
+    ]
+    return join(rows, parts, self.tokenizer, stop, logprobs)
+
+  def _decode(
+    self, rows: Rows, stop: tuple[str, ...], logprobs: bool, pad_to: int
+  ):
+    longest = max(pad_to, *map(len, rows.prompts))
+    bucket = bucket_for(longest)
+    capacity = capacity_for(self.method, longest, max(rows.new_tokens))
+    length = np.asarray([len(ids) for ids in rows.prompts], np.int32)
+    arrays = (
+      jnp.asarray(rows.padded(bucket)),
+      jnp.asarray(length),
+      sampling.row_keys(rows.seeds),
+      rows.sampling(),
+      jnp.asarray(rows.stops()),
+      jnp.asarray(length + np.asarray(rows.new_tokens, np.int32)),
+    )
+    flags = (arrays[3].all_greedy, arrays[3].filtering, logprobs)
+    key = (len(rows), arrays[4].shape[1], capacity, *flags)
+    clock = time.perf_counter
+    begun = clock()
+    first = self._program(
+      ('prefill', bucket, key),
+      lambda: prefill.lower(
+        self.method, self.params, *arrays, capacity=capacity, logprobs=logprobs
+      ),
+    )
+    compiled = clock()
+    state = jax.block_until_ready(first(self.params, *arrays))
+    prefilled = clock()
+    chunk = STOP_STRING_ROUNDS if stop else None
+    loop = self._program(
+      ('decode', key, chunk),
+      lambda: decode.lower(self.method, self.params, state, max_rounds=chunk),
+    )
+    ready = clock()
+    state, _ = loop(self.params, state)
+    while stop and not bool(jnp.all(state.done_B)):
+      found_B = self._ended_by(state, length, stop)
+      state = state.replace(done_B=state.done_B | found_B)
+      state, _ = loop(self.params, state)
+    state = jax.block_until_ready(state)
+    done = clock()
+    times = np.asarray(
+      [prefilled - compiled, done - ready, compiled - begun + ready - prefilled]
+    )
+    return Part(host=to_host(state), length=length, times=times)
+
+  def _program(self, key: Any, lower: Callable[[], Any]) -> Any:
+    if key not in self._programs:
+      self._programs[key] = lower().compile()
+    return self._programs[key]
+
+  def _ended_by(self, state: DecodeState, length, stop) -> jax.Array:
+    host = to_host(state)
+    found = [
+      any(s in self.tokenizer.decode(row[a:b].tolist()) for s in stop)
+      for row, a, b in zip(host.tokens, length, host.length, strict=True)
+    ]
+    return jnp.asarray(found)
+
+
+def _is_chat(prompt: Any) -> bool:
+  return isinstance(prompt[0], dict)

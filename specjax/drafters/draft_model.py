@@ -1,0 +1,202 @@
+"""An independent, smaller language model as drafter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import sampling
+from specjax.models import cache as kv
+from specjax.models import names, transformer
+from specjax.models.config import ModelConfig
+from specjax.types import (
+  Accepted,
+  Array,
+  Ask,
+  Candidates,
+  Frontier,
+  Round,
+  static,
+  struct,
+)
+
+
+@struct
+class Scratch:
+  """What one round of drafting has read so far.
+
+  Rows are the tokens fed this round: the root, then `ask.width` rows for each
+  depth below it. The buffers keep one size, so all steps share their shapes.
+  """
+
+  round: Round
+  cache: kv.KVCache  # committed rows, the root's not among them
+  rows: kv.KVCache  # keys and values of the rows below
+  token_BN: Array  # int32
+  parent_BN: Array  # int32, a row; the root's own is 0
+  above_BNN: Array  # bool, is row j row i or above it?
+  ask: Ask = static()
+
+  def depth_rows(self, depth: int) -> slice:
+    """The rows that were fed at one depth."""
+    if depth == 0:
+      return slice(0, 1)
+    first = 1 + (depth - 1) * self.ask.width
+    return slice(first, first + self.ask.width)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModel:
+  """Drafts with a small model that shares the target's vocabulary.
+
+  Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
+  arXiv:2211.17192, and Chen et al., arXiv:2302.01318. One step of the small
+  model per depth; its state is a KV cache of the committed tokens.
+
+  The deepest draft of a round is proposed and never fed, so after full
+  acceptance the cache lacks the row before the next root. Each round therefore
+  begins with two tokens, the root and the one before it: where that row existed
+  it is written again, where it did not it is filled.
+  """
+
+  config: ModelConfig
+  stacked: bool = True  # layers in one scan, see `ModelConfig.segments`
+  taps: tuple[int, ...] = ()
+  shared_rows: bool = False
+  max_depth: int | None = None
+
+  def init(self, key, target_config) -> transformer.Weights:
+    del target_config  # nothing is shared but the vocabulary
+    dtype = jnp.dtype(self.config.dtype)
+    return transformer.init(self.config, key, dtype, stacked=self.stacked)
+
+  def tensors(self) -> list[names.Tensor]:
+    return names.target_tensors(self.config, self.stacked)
+
+  def start(self, params, target, batch: int, capacity: int) -> kv.KVCache:
+    return kv.empty(self.config, batch, capacity, params.dtype)
+
+  def begin(
+    self, params, target, state: kv.KVCache, round: Round, ask: Ask
+  ) -> tuple[Candidates, Scratch]:
+    root_B = round.context.length_B - 1
+    before_B = jnp.maximum(root_B - 1, 0)
+    position_BT = jnp.stack([before_B, root_B], axis=1)
+    token_BT = jnp.take_along_axis(round.context.tokens_BT, position_BT, axis=1)
+    mask_BTT = jnp.broadcast_to(
+      jnp.tril(jnp.ones((2, 2), bool)), (*token_BT.shape, 2)
+    )
+    # A root at position 0 has nothing before it and must not see its double.
+    mask_BTT = mask_BTT.at[:, 1, 0].set(root_B > 0)
+    out = transformer.forward(
+      params, token_BT, position_BT, state, before_B, mask_BTT
+    )
+    before, root = (_columns(out.rows, slice(i, i + 1)) for i in (0, 1))
+    b, n = token_BT.shape[0], 1 + ask.depth * ask.width
+    blank = kv.empty(self.config, b, n, params.dtype)
+    scratch = Scratch(
+      round=round,
+      cache=kv.write(state, before, before_B),
+      rows=_put(blank, root, 0),
+      token_BN=jnp.zeros((b, n), jnp.int32).at[:, 0].set(token_BT[:, 1]),
+      parent_BN=jnp.zeros((b, n), jnp.int32),
+      above_BNN=jnp.zeros((b, n, n), bool).at[:, 0, 0].set(True),
+      ask=ask,
+    )
+    hidden_B1D = out.hidden_BTD[:, 1:]
+    candidates = sampling.top_candidates(
+      hidden_B1D, params.head, round, ask.fanout
+    )
+    return candidates, scratch
+
+  def expand(
+    self, params, target, scratch: Scratch, frontier: Frontier
+  ) -> tuple[Candidates, Scratch]:
+    b, w = frontier.token_BW.shape
+    chex.assert_shape(frontier.row_BW, (b, w))
+    if w > scratch.ask.width or not 0 < frontier.depth <= scratch.ask.depth:
+      raise ValueError(
+        f'a frontier of {w} rows at depth {frontier.depth} exceeds what the '
+        f'tree asked for: width {scratch.ask.width}, depth {scratch.ask.depth}.'
+      )
+    parent_BW = scratch.depth_rows(frontier.depth - 1).start + frontier.row_BW
+    above_BWN = jax.vmap(lambda x, i: x[i])(scratch.above_BNN, parent_BW)
+    own_BWW = jnp.broadcast_to(jnp.eye(w, dtype=bool), (b, w, w))
+    root_B = scratch.round.context.length_B - 1
+    out = transformer.forward(
+      params,
+      frontier.token_BW,
+      jnp.broadcast_to(root_B[:, None] + frontier.depth, (b, w)),
+      scratch.cache,
+      root_B,
+      jnp.concatenate([above_BWN, own_BWW], axis=2),
+      earlier=scratch.rows,
+    )
+    first = scratch.depth_rows(frontier.depth).start
+    here = slice(first, first + w)
+    above_BNN = scratch.above_BNN.at[:, here].set(above_BWN)
+    scratch = scratch.replace(
+      rows=_put(scratch.rows, out.rows, first),
+      token_BN=scratch.token_BN.at[:, here].set(frontier.token_BW),
+      parent_BN=scratch.parent_BN.at[:, here].set(parent_BW),
+      above_BNN=above_BNN.at[:, here, here].set(own_BWW),
+    )
+    candidates = sampling.top_candidates(
+      out.hidden_BTD, params.head, scratch.round, scratch.ask.fanout
+    )
+    return candidates, scratch
+
+  def commit(
+    self,
+    params,
+    target,
+    state: kv.KVCache,
+    scratch: Scratch | None,
+    accepted: Accepted,
+  ) -> kv.KVCache:
+    if scratch is not None:
+      rows = kv.select(scratch.rows, _path(scratch, accepted.token_BP))
+      return kv.write(scratch.cache, rows, accepted.start_B)
+    token_BP, start_B = accepted.token_BP, accepted.start_B
+    b, p = token_BP.shape
+    out = transformer.forward(
+      params,
+      token_BP,
+      start_B[:, None] + jnp.arange(p),
+      state,
+      start_B,
+      jnp.broadcast_to(jnp.tril(jnp.ones((p, p), bool)), (b, p, p)),
+    )
+    return kv.write(state, out.rows, start_B)
+
+
+def _path(scratch: Scratch, token_BP: Array) -> Array:
+  """int32[B, P]: the scratch row of each accepted token.
+
+  A token that was proposed and not fed has none. It ends its path, since it has
+  no children; its entry is some other row, written where the next round writes
+  first.
+  """
+  row_B1 = jnp.zeros((token_BP.shape[0], 1), jnp.int32)
+  path = [row_B1]
+  for depth in range(1, token_BP.shape[1]):
+    at = scratch.depth_rows(depth)
+    hit_BW = scratch.parent_BN[:, at] == row_B1
+    hit_BW &= scratch.token_BN[:, at] == token_BP[:, depth, None]
+    row_B1 = at.start + jnp.argmax(hit_BW, axis=1, keepdims=True)
+    path.append(row_B1.astype(jnp.int32))
+  return jnp.concatenate(path, axis=1)
+
+
+def _columns(rows: kv.KVCache, at: slice) -> kv.KVCache:
+  return jax.tree.map(lambda x_LBKNH: x_LBKNH[:, :, :, at], rows)
+
+
+def _put(buffer: kv.KVCache, rows: kv.KVCache, first: int) -> kv.KVCache:
+  """Rows from `first` on replaced."""
+  put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, first, axis=3)
+  return jax.tree.map(put, buffer, rows)

@@ -1,0 +1,171 @@
+"""What a caller may ask for, checked before any long work."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.types import Sampling
+
+# Settings that change the law in a way that depends on the text so far.
+REFUSED = (
+  'repetition_penalty',
+  'presence_penalty',
+  'frequency_penalty',
+  'no_repeat_ngram_size',
+  'logit_bias',
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+  """Per-row settings of one call, on the host; every list has a row's entry."""
+
+  prompts: list[list[int]]
+  new_tokens: list[int]
+  temperature: list[float]
+  top_k: list[int]
+  top_p: list[float]
+  min_p: list[float]
+  seeds: list[int]
+  stop_ids: tuple[int, ...]
+
+  def __len__(self) -> int:
+    return len(self.prompts)
+
+  def part(self, first: int, count: int) -> Rows:
+    """A slice of the rows."""
+    cut = lambda x: x[first : first + count] if isinstance(x, list) else x
+    fields = dataclasses.fields(self)
+    return Rows(**{f.name: cut(getattr(self, f.name)) for f in fields})
+
+  def sampling(self) -> Sampling:
+    """As arrays, with the two static facts."""
+    greedy = all(t == 0 for t in self.temperature)
+    cuts = any(
+      k > 0 or p < 1 or m > 0
+      for k, p, m in zip(self.top_k, self.top_p, self.min_p, strict=True)
+    )
+    return Sampling(
+      temperature_B=jnp.asarray(self.temperature, jnp.float32),
+      top_k_B=jnp.asarray(self.top_k, jnp.int32),
+      top_p_B=jnp.asarray(self.top_p, jnp.float32),
+      min_p_B=jnp.asarray(self.min_p, jnp.float32),
+      all_greedy=greedy,
+      filtering=cuts and not greedy,
+    )
+
+  def padded(self, bucket: int) -> np.ndarray:
+    """int32[B, bucket]: prompts, zeros behind them."""
+    token_BT = np.zeros((len(self), bucket), np.int32)
+    for row, ids in zip(token_BT, self.prompts, strict=True):
+      row[: len(ids)] = ids
+    return token_BT
+
+  def stops(self) -> np.ndarray:
+    """int32[B, I], -1 padded to a multiple of 4 so that few shapes exist."""
+    width = max(4, -(-len(self.stop_ids) // 4) * 4)
+    stop_BI = np.full((len(self), width), -1, np.int32)
+    stop_BI[:, : len(self.stop_ids)] = self.stop_ids
+    return stop_BI
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+  """A list of prompts from one prompt or several.
+
+  A prompt is a string, a list of ids, or a list of chat messages.
+  """
+  one_message = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+  if isinstance(prompts, str) or (
+    one_message and prompts and isinstance(prompts[0], (int, np.integer, dict))
+  ):
+    return [prompts]
+  prompts = list(prompts)
+  if not prompts:
+    raise ValueError('no prompts were given; pass at least one.')
+  return prompts
+
+
+def make_rows(
+  prompts: list[list[int]],
+  *,
+  vocab: int,
+  max_length: int,
+  n: int,
+  max_new_tokens: Any,
+  temperature: Any,
+  top_k: Any,
+  top_p: Any,
+  min_p: Any,
+  seed: Any,
+  stop_ids: Sequence[int],
+) -> Rows:
+  """Expands prompts by `n`, prompt-major, and checks every setting.
+
+  Raises:
+    ValueError: names the setting, what was given and what is allowed.
+  """
+  if not isinstance(n, int) or n < 1:
+    raise ValueError(f'n is {n!r}; ask for at least 1 sample per prompt.')
+  for i, ids in enumerate(prompts):
+    if not ids:
+      raise ValueError(f'prompt {i} is empty; give it at least one token.')
+    wrong = [t for t in ids if not 0 <= t < vocab]
+    if wrong:
+      raise ValueError(
+        f'prompt {i} holds id {wrong[0]}; ids are 0 to {vocab - 1}.'
+      )
+  wrong = [t for t in stop_ids if not 0 <= t < vocab]
+  if wrong:
+    raise ValueError(f'stop id {wrong[0]} is out of range 0 to {vocab - 1}.')
+  prompts = [list(ids) for ids in prompts for _ in range(n)]
+  count = len(prompts)
+  row = lambda *args: _per_row(*args, rows=count)
+  whole = lambda x: isinstance(x, (int, np.integer))
+  new_tokens = row(
+    'max_new_tokens', max_new_tokens, lambda x: whole(x) and x >= 1, '>= 1'
+  )
+  for i, (ids, new) in enumerate(zip(prompts, new_tokens, strict=True)):
+    if len(ids) + new > max_length:
+      raise ValueError(
+        f'row {i}: a prompt of {len(ids)} tokens and {new} new ones exceed '
+        f'the context of {max_length}; shorten one of them.'
+      )
+  seeds = [seed + i for i in range(count)] if whole(seed) else seed
+  return Rows(
+    prompts=prompts,
+    new_tokens=new_tokens,
+    temperature=row(
+      'temperature', temperature, lambda x: 0 <= x < math.inf, '>= 0'
+    ),
+    top_k=row('top_k', top_k, lambda x: whole(x) and x >= 0, '>= 0 (0: off)'),
+    top_p=row('top_p', top_p, lambda x: 0 < x <= 1, 'in (0, 1]'),
+    min_p=row('min_p', min_p, lambda x: 0 <= x < 1, 'in [0, 1)'),
+    seeds=row(
+      'seed', seeds, lambda x: whole(x) and 0 <= x < 2**32, 'in [0, 2^32)'
+    ),
+    stop_ids=tuple(int(t) for t in dict.fromkeys(stop_ids)),
+  )
+
+
+def _per_row(
+  name: str, value: Any, good: Callable[[Any], bool], allowed: str, *, rows: int
+) -> list[Any]:
+  values = list(value) if isinstance(value, (list, tuple, np.ndarray)) else None
+  if values is None:
+    values = [value] * rows
+  if len(values) != rows:
+    raise ValueError(
+      f'{name} has {len(values)} entries for {rows} rows (prompts x n); give '
+      'one value, or one for each row.'
+    )
+  for i, x in enumerate(values):
+    number = isinstance(x, (int, float, np.number)) and not isinstance(x, bool)
+    if not number or not good(x):
+      raise ValueError(f'{name} of row {i} is {x!r}; it must be {allowed}.')
+  return [x.item() if isinstance(x, np.number) else x for x in values]

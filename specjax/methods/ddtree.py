@@ -1,0 +1,44 @@
+"""DDTree: a DFlash block's laws as a tree of the likeliest prefixes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from specjax.drafters.dflash import from_hf
+from specjax.method import Method
+from specjax.models.config import ModelConfig
+from specjax.trees.best_first import BestFirst
+from specjax.verify.follow import Follow
+
+
+def build(
+  target_config: ModelConfig,
+  drafter_config: Mapping[str, Any],
+  *,
+  nodes: int = 65,
+  stacked: bool | None = None,
+) -> Method:
+  """Verifies `nodes` rows; the drafter is a DFlash as it is.
+
+  Ringel & Romano, arXiv:2604.12989.
+
+  Args:
+    target_config: of the target.
+    drafter_config: parsed config.json of the drafter.
+    nodes: root included; the paper's budget leaves it out and is nodes - 1.
+    stacked: scan over the drafter's layers; None: not on CPU.
+
+  Raises:
+    ValueError: no node, or see `dflash.from_hf`.
+  """
+  if stacked is None:
+    stacked = jax.default_backend() != 'cpu'
+  drafter = from_hf(drafter_config, target_config, stacked=stacked)
+  tree = BestFirst(
+    nodes=nodes,
+    depth=drafter.max_depth,
+    fanout=target_config.vocab,  # no rank is cut but by the budget
+    shared_rows=drafter.shared_rows,
+  )
+  return Method(name='ddtree', drafter=drafter, tree=tree, verify=Follow())

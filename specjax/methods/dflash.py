@@ -1,0 +1,49 @@
+"""DFlash: one block of guesses, its best token at each position."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from specjax.drafters.dflash import from_hf
+from specjax.method import Method
+from specjax.models.config import ModelConfig
+from specjax.trees.chain import Chain
+from specjax.verify.follow import Follow
+
+
+def build(
+  target_config: ModelConfig,
+  drafter_config: Mapping[str, Any],
+  *,
+  nodes: int | None = None,
+  stacked: bool | None = None,
+) -> Method:
+  """Verifies `nodes` rows in a chain: the anchor and nodes - 1 guesses.
+
+  Chen, Liang & Liu, arXiv:2602.06036.
+
+  Args:
+    target_config: of the target.
+    drafter_config: parsed config.json of the drafter.
+    nodes: at most the drafter's block, which None takes.
+    stacked: scan over the drafter's layers; None: not on CPU.
+
+  Raises:
+    ValueError: more nodes than the block or none, or see `dflash.from_hf`.
+  """
+  if stacked is None:
+    stacked = jax.default_backend() != 'cpu'
+  drafter = from_hf(drafter_config, target_config, stacked=stacked)
+  nodes = drafter.block if nodes is None else nodes
+  if not 1 <= nodes <= drafter.block:
+    raise ValueError(
+      f'nodes is {nodes}; a DFlash chain has 1 (the anchor alone) to '
+      f"{drafter.block}, the drafter's block."
+    )
+  return Method(
+    name='dflash',
+    drafter=drafter,
+    tree=Chain(depth=nodes - 1),
+    verify=Follow(),
+  )

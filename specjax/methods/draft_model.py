@@ -1,0 +1,50 @@
+"""Standard speculative decoding: an independent small model drafts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from specjax.drafters.draft_model import DraftModel
+from specjax.method import Method
+from specjax.models.config import ModelConfig, from_hf
+from specjax.trees.chain import Chain
+from specjax.verify.rejection import Rejection
+
+
+def build(
+  target_config: ModelConfig,
+  drafter_config: Mapping[str, Any],
+  *,
+  nodes: int = 5,
+  stacked: bool | None = None,
+) -> Method:
+  """Verifies `nodes` rows: the root and nodes - 1 sampled drafts.
+
+  Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318.
+
+  Args:
+    target_config: of the target.
+    drafter_config: parsed config.json of the small model.
+    nodes: 1 is plain decoding.
+    stacked: scan over the small model's layers; None: not on CPU.
+
+  Raises:
+    ValueError: another vocabulary than the target's, or no node.
+  """
+  config = from_hf(drafter_config)
+  if config.vocab != target_config.vocab:
+    raise ValueError(
+      f'the draft model has {config.vocab} tokens and the target '
+      f'{target_config.vocab}; choose a draft model with the same vocabulary.'
+    )
+  if nodes < 1:
+    raise ValueError(f'nodes is {nodes}; the root alone is 1.')
+  if stacked is None:
+    stacked = jax.default_backend() != 'cpu'
+  return Method(
+    name='draft_model',
+    drafter=DraftModel(config=config, stacked=stacked),
+    tree=Chain(depth=nodes - 1, sampled=True),
+    verify=Rejection(),
+  )

@@ -1,0 +1,192 @@
+"""The most probable prefixes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax import tree_ops
+from specjax.types import (
+  Array,
+  Ask,
+  Candidates,
+  Frontier,
+  Round,
+  TokenTree,
+  struct,
+)
+
+
+@struct
+class Beam:
+  """The best prefixes of one length, best first, -inf padded."""
+
+  score_BW: Array
+  token_BW: Array  # int32
+  parent_BW: Array  # int32, index in the beam one shorter
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BestFirst:
+  """The nodes - 1 prefixes of largest path probability, as a tree.
+
+  That set is closed towards the root and maximises the accepted length expected
+  under the drafter (Ringel & Romano, DDTree, arXiv:2604.12989, propositions 1
+  and 2). The papers pop a heap on the host; here whole levels are built on the
+  device, which is exact: of a prefix among the best B, the parent is among the
+  best B of its own length.
+
+  Equal scores stand in the order of length, then of rank.
+
+  Args:
+    nodes: rows the target verifies, root included; the papers' DDTree budget B
+      is nodes - 1, TreeFlash's tree size is nodes.
+    depth: longest prefix; never more than nodes - 1 are of use.
+    fanout: children considered per node; a rank beyond nodes - 1 cannot enter.
+    shared_rows: the drafter's laws depend on the depth alone, which lets the
+      i-th prefix try no more than B / i tokens.
+  """
+
+  nodes: int
+  depth: int
+  fanout: int
+  shared_rows: bool
+
+  def __post_init__(self):
+    if self.nodes < 1:
+      raise ValueError(f'nodes is {self.nodes}; the root alone is 1.')
+    if self.depth < 0 or self.fanout < 1:
+      raise ValueError(
+        f'depth is {self.depth} and fanout {self.fanout}; they are at least 0 '
+        'and 1.'
+      )
+
+  @property
+  def max_depth(self) -> int:
+    return min(self.depth, self.nodes - 1)
+
+  @property
+  def ask(self) -> Ask:
+    budget = max(self.nodes - 1, 1)
+    return Ask(
+      depth=self.max_depth,
+      width=1 if self.shared_rows else budget,
+      fanout=min(self.fanout, budget),
+    )
+
+  def grow(
+    self, params, expand, root: Candidates, scratch, round: Round
+  ) -> tuple[TokenTree, object]:
+    """See `method.Tree`; learns nothing, so `params` is not read."""
+    del params
+    last_B1 = round.context.length_B[:, None] - 1
+    root_B1 = jnp.take_along_axis(round.context.tokens_BT, last_B1, axis=1)
+    if self.max_depth == 0:
+      none_B0 = jnp.zeros((root_B1.shape[0], 0), jnp.int32)
+      return tree_ops.chain(root_B1[:, 0], none_B0, none_B0), scratch
+    start = Beam(
+      score_BW=jnp.zeros(root_B1.shape),
+      token_BW=root_B1,
+      parent_BW=jnp.zeros_like(root_B1),
+    )
+    beams = [self._longer(start, root)]
+    for depth in range(1, self.max_depth):
+      token_BW = beams[-1].token_BW
+      if self.shared_rows:
+        token_BW = token_BW[:, :1]  # one row answers for all
+      frontier = Frontier(
+        token_BW=token_BW,
+        # The candidates that proposed these tokens came from their parents.
+        row_BW=_rows(beams, self.shared_rows),
+        depth=depth,
+      )
+      candidates, scratch = expand(scratch, frontier)
+      beams.append(self._longer(beams[-1], candidates))
+    return self._best(root_B1, beams), scratch
+
+  def _longer(self, beam: Beam, candidates: Candidates) -> Beam:
+    """The best prefixes that are one token longer."""
+    budget = self.nodes - 1
+    b, width = beam.score_BW.shape
+    shape = (b, width, candidates.logq_BWC.shape[-1])
+    # Rounding must not lift a child above its parent.
+    logq_BWC = jnp.minimum(candidates.logq_BWC.astype(jnp.float32), 0)
+    logq_BWC = jnp.broadcast_to(logq_BWC, shape)
+    token_BWC = jnp.broadcast_to(candidates.token_BWC, shape)
+    i_A, k_A = pairs(width, shape[-1], budget, self.shared_rows)
+    score_BA = beam.score_BW[:, i_A] + logq_BWC[:, i_A, k_A]
+    score_BW, pick_BW = lax.top_k(score_BA, min(budget, len(i_A)))
+    pick = lambda x_BA: jnp.take_along_axis(x_BA, pick_BW, axis=1)
+    found = Beam(
+      score_BW=score_BW,
+      token_BW=pick(token_BWC[:, i_A, k_A]),
+      parent_BW=jnp.asarray(i_A)[pick_BW],
+    )
+    # One width for all lengths, so that an expensive drafter has one shape.
+    missing = budget - score_BW.shape[1]
+    pad = lambda x, value: jnp.pad(
+      x, ((0, 0), (0, missing)), constant_values=value
+    )
+    return Beam(
+      score_BW=pad(found.score_BW, -jnp.inf),
+      token_BW=pad(found.token_BW, 0),
+      parent_BW=pad(found.parent_BW, 0),
+    )
+
+  def _best(self, root_B1: Array, beams: list[Beam]) -> TokenTree:
+    """The best of all lengths; shorter first where equal, parents first."""
+    budget = self.nodes - 1
+    flat = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *beams)
+    score_BW, pick_BW = lax.top_k(flat.score_BW, budget)
+    valid_BW = score_BW > -jnp.inf
+    pick = lambda x_BA: jnp.take_along_axis(x_BA, pick_BW, axis=1)
+    keep = lambda x_BW: jnp.where(valid_BW, x_BW, 0).astype(jnp.int32)
+    depth_BW = pick_BW // budget + 1
+    # Where in the pool the parent stands, and which node that became.
+    above_BW = (depth_BW - 2) * budget + pick(flat.parent_BW)
+    node_of_BA = jax.vmap(
+      lambda i_W: jnp.zeros(flat.score_BW.shape[1], jnp.int32)
+      .at[i_W]
+      .set(jnp.arange(1, budget + 1))
+    )(pick_BW)
+    parent_BW = jnp.take_along_axis(node_of_BA, jnp.maximum(above_BW, 0), axis=1)
+    parent_BW = jnp.where(depth_BW == 1, 0, parent_BW)
+    with_root = lambda root_B1, x_BW: jnp.concatenate([root_B1, x_BW], axis=1)
+    zero_B1 = jnp.zeros_like(root_B1)
+    return TokenTree(
+      token_BN=with_root(root_B1, keep(pick(flat.token_BW))),
+      parent_BN=with_root(zero_B1, keep(parent_BW)),
+      depth_BN=with_root(zero_B1, keep(depth_BW)),
+      valid_BN=with_root(zero_B1 == 0, valid_BW),
+      logq_BN=with_root(zero_B1.astype(jnp.float32), score_BW),
+      max_depth=self.max_depth,
+    )
+
+
+def pairs(
+  width: int, fanout: int, budget: int, shared_rows: bool
+) -> tuple[np.ndarray, np.ndarray]:
+  """(prefix, rank) pairs that can be among the best `budget`, in that order.
+
+  The i-th prefix with its k-th token (from 1) stands behind its own k - 1
+  better siblings and behind the i prefixes it is longer than: i + k <= B + 1.
+  With one law per depth it stands behind all i * k pairs of better prefixes and
+  better tokens too, hence i * k <= B; where laws differ by prefix that would
+  lose nodes.
+  """
+  i_A, k_A = np.divmod(np.arange(width * fanout), fanout)
+  if shared_rows:
+    possible_A = (i_A + 1) * (k_A + 1) <= budget
+  else:
+    possible_A = i_A + k_A + 2 <= budget + 1
+  return i_A[possible_A], k_A[possible_A]
+
+
+def _rows(beams: list[Beam], shared_rows: bool) -> Array:
+  """Row of the previous call's candidates that each token came from."""
+  row_BW = beams[-1].parent_BW
+  return jnp.zeros_like(row_BW[:, :1]) if shared_rows else row_BW

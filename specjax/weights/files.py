@@ -1,0 +1,92 @@
+"""Files of a checkpoint: opened for reading, replaced as a whole.
+
+Every error names the file and what to do with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes  # noqa: F401  numpy learns bfloat16 from it
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+CONFIG = 'config.json'
+WEIGHTS = 'model.safetensors'
+INDEX = 'model.safetensors.index.json'
+
+
+class Stored(NamedTuple):
+  """One tensor of an open file."""
+
+  file: Any
+  name: str
+  shape: tuple[int, ...]
+  dtype: str
+
+  def read(self) -> np.ndarray:
+    return self.file.get_tensor(self.name)
+
+
+@contextlib.contextmanager
+def opened(source: pathlib.Path) -> Iterator[dict[str, Stored]]:
+  """All tensors of a checkpoint by stored name, while its files are open."""
+  stored = {}
+  with contextlib.ExitStack() as stack:
+    for path in _files(source):
+      try:
+        file = stack.enter_context(safe_open(path, framework='numpy'))
+      except FileNotFoundError:
+        raise ValueError(f'{path} does not exist.') from None
+      except (SafetensorError, OSError) as error:
+        raise ValueError(
+          f'{path} is damaged or no safetensors file ({error}); '
+          'download it again.'
+        ) from error
+      for name in file.keys():  # noqa: SIM118  not a mapping
+        part = file.get_slice(name)
+        shape = tuple(part.get_shape())
+        stored[name] = Stored(file, name, shape, part.get_dtype())
+    yield stored
+
+
+def _files(source: pathlib.Path) -> list[pathlib.Path]:
+  """The one file, or all shards that the index names."""
+  if not source.is_dir():
+    return [source]
+  if (source / WEIGHTS).exists():
+    return [source / WEIGHTS]
+  index = source / INDEX
+  if not index.exists():
+    raise ValueError(f'{source} holds neither {WEIGHTS} nor {INDEX}.')
+  content = read_json(index)
+  names = content.get('weight_map') if isinstance(content, dict) else None
+  if not isinstance(names, dict) or not names:
+    raise ValueError(f'{index} has no weight_map; download it again.')
+  return [source / name for name in sorted(set(names.values()))]
+
+
+def read_json(path: pathlib.Path) -> Any:
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError:
+    raise ValueError(f'{path.parent} holds no {path.name}.') from None
+  except ValueError as error:  # not JSON, or not even text
+    raise ValueError(f'{path} is not valid JSON: {error}.') from None
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A scratch file that becomes `path` if the block ends well."""
+  part = path.with_name(f'{path.name}.{os.getpid()}.part')
+  try:
+    part.touch()
+    yield part
+    os.replace(part, path)
+  finally:
+    part.unlink(missing_ok=True)

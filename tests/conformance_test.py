@@ -1,0 +1,144 @@
+"""Every method through one battery, and the battery against broken methods."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+import conformance_checks as checks
+import methods_fixture as fx
+from specjax.drafters.lookup import PromptLookup
+from specjax.methods import lookup
+from specjax.verify.follow import Follow
+
+
+@pytest.fixture(scope='module')
+def plain():
+  return fx.make_case('ar')
+
+
+@pytest.fixture(scope='module', params=fx.method_names())
+def case(request):
+  return fx.make_case(request.param)
+
+
+class TestConformance:
+  """One test per letter; the docstrings of `conformance_checks` say more."""
+
+  def test_greedy_text_is_plain_decoding(self, case, plain):
+    checks.check_greedy(case, plain)
+
+  def test_sampled_text_is_plain_sampling(self, case, plain):
+    checks.check_sampled(case, plain)
+
+  def test_a_row_alone_gives_the_same(self, case):
+    checks.check_batch(case)
+
+  def test_neighbours_do_not_matter(self, case):
+    checks.check_neighbours(case)
+
+  def test_two_rounds_without_jit(self, case):
+    checks.check_no_jit(case)
+
+  def test_one_compile_per_shape(self, case):
+    checks.check_compiles_once(case)
+
+  def test_saved_between_chunks(self, case):
+    checks.check_save_and_restore(case)
+
+  def test_trees_are_well_formed(self, case):
+    checks.check_trees(case)
+
+  def test_dead_slots_are_not_read(self, case):
+    checks.check_dead_slots(case)
+
+  def test_drafts_are_kept_and_dropped(self, case):
+    checks.check_something_accepted(case)
+
+  def test_built_twice_is_one_static_object(self, case):
+    """A method that differs from its twin would recompile on every load."""
+    twin = fx.make_case(case.method.name).method
+    assert twin == case.method and hash(twin) == hash(case.method)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneTooMany:
+  """Keeps one node more than the target agreed to."""
+
+  lossless: bool = True
+
+  def __call__(self, tree, logits_BNV, round):
+    verdict = Follow()(tree, logits_BNV, round)
+    rows = tree.path_rows
+    length_B = jnp.minimum(verdict.length_B + 1, rows)
+    row_P = jnp.arange(rows)
+    path_BP = jnp.where(row_P < length_B[:, None], row_P, -1)
+    return verdict.replace(length_B=length_B, path_BP=path_BP)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StaleNoise:
+  """Draws every depth with the noise of the first."""
+
+  lossless: bool = True
+
+  def __call__(self, tree, logits_BNV, round):
+    if not round.sampling.all_greedy:
+      first = jnp.broadcast_to(round.noise_BPV[:, :1], round.noise_BPV.shape)
+      round = round.replace(noise_BPV=first)
+    return Follow()(tree, logits_BNV, round)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Neighbourly(PromptLookup):
+  """Reads the first row's text for all rows; lossless all the same."""
+
+  def begin(self, params, target, state, round, ask):
+    same = lambda x: jnp.broadcast_to(x[:1], x.shape)
+    context = round.context.replace(
+      tokens_BT=same(round.context.tokens_BT),
+      length_B=same(round.context.length_B),
+    )
+    round = round.replace(context=context)
+    return super().begin(params, target, state, round, ask)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Unequal(PromptLookup):
+  """Compares by identity."""
+
+
+def _broken(**parts) -> fx.Case:
+  return fx.case_of(dataclasses.replace(lookup.build(), **parts))
+
+
+class TestPower:
+  """Each check fails on a method that breaks what it is about."""
+
+  def test_greedy_check_sees_a_node_too_many(self, plain):
+    with pytest.raises(AssertionError, match='differs from token'):
+      checks.check_greedy(_broken(verify=OneTooMany()), plain)
+
+  def test_sampled_check_sees_stale_noise(self, plain, monkeypatch):
+    # Judged as `Follow`, which the broken rule claims to be.
+    monkeypatch.setattr(checks, 'Follow', StaleNoise)
+    case = _broken(verify=StaleNoise())
+    checks.check_greedy(case, plain)  # which has no noise
+    with pytest.raises(AssertionError, match='differs from token'):
+      checks.check_sampled(case, plain)
+
+  def test_support_check_sees_a_foreign_token(self, plain):
+    # Not a `Follow`, so only the law's support can tell.
+    with pytest.raises(AssertionError, match='left the cut law'):
+      checks.check_sampled(_broken(verify=OneTooMany()), plain)
+
+  def test_batch_checks_see_a_shared_row(self, plain):
+    case = _broken(drafter=Neighbourly())
+    checks.check_greedy(case, plain)  # the texts are right all the same
+    with pytest.raises(AssertionError, match='walks of row'):
+      checks.check_batch(case)
+
+  def test_object_check_sees_identity(self):
+    assert _broken(drafter=Unequal()).method != _broken(
+      drafter=Unequal()
+    ).method

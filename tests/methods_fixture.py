@@ -1,0 +1,191 @@
+"""Every method on a tiny target, and a runner, for tests of the whole loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import methods, sampling
+from specjax.decode.loop import decode
+from specjax.decode.prefill import bucket_for, capacity_for, prefill
+from specjax.inputs import Rows, make_rows
+from specjax.method import Method
+from specjax.models import transformer
+from specjax.models.config import FAMILIES, ModelConfig, tiny
+from specjax.types import DecodeState, Params
+
+CONFIG = tiny(vocab=16, layers=3)
+# Wide logits: top-two margins stay far above float32 noise.
+WEIGHTS = transformer.init(CONFIG, jax.random.key(7), scale=0.3)
+# What published drafters write into `architectures`, beside plain models.
+DRAFTERS = ('DFlashDraftModel', 'TreeFlashDraftModel', 'LlamaForCausalLMEagle3')
+PROMPTS = ([1, 2, 3, 4, 1, 2, 3], [5, 6] * 9 + [5], [3, 9])
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A method with parameters, ready to run."""
+
+  method: Method
+  params: Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What a run gave, on the host: one entry per row."""
+
+  texts: list[list[int]]  # the answers, prompts excluded
+  walks: list[list[int]]  # verdict lengths of the rounds the row was alive in
+  logprobs: list[list[float]]
+  state: DecodeState
+
+
+def method_names() -> list[str]:
+  """The modules of specjax.methods: there is no list to extend."""
+  return sorted(m.name for m in pkgutil.iter_modules(methods.__path__))
+
+
+def drafter_configs(target: ModelConfig) -> Iterator[dict[str, Any]]:
+  """One config.json with the keys of all drafters, per architecture.
+
+  A build function takes what it reads and refuses a foreign architecture, so
+  that the first one it accepts is right.
+  """
+  for architecture in (*FAMILIES, *DRAFTERS):
+    yield {
+      'architectures': [architecture],
+      'vocab_size': target.vocab,
+      'hidden_size': target.width,
+      'intermediate_size': target.mlp,
+      'num_hidden_layers': 2,
+      'num_attention_heads': target.q_heads,
+      'num_key_value_heads': target.kv_heads,
+      'head_dim': target.head_dim,
+      'hidden_act': 'silu',
+      'rms_norm_eps': target.eps,
+      'rope_theta': target.rope.theta,
+      'max_position_embeddings': target.max_length,
+      'tie_word_embeddings': False,
+      'num_target_layers': target.layers,
+      'block_size': 6,
+      'dflash_config': {
+        'mask_token_id': target.vocab - 1,
+        'target_layer_ids': [0, target.layers - 2],
+      },
+      'treeflash_config': {
+        'ar_approximation': 'swiglu',
+        'candidate_tokens': 8,
+      },
+      'draft_vocab_size': target.vocab,
+    }
+
+
+def make_case(name: str) -> Case:
+  """The method of that name with random drafter parameters."""
+  build = importlib.import_module(f'specjax.methods.{name}').build
+  refusals = []
+  for config in drafter_configs(CONFIG):
+    try:
+      method = build(CONFIG, config)
+    except ValueError as error:
+      refusals.append(str(error))
+      continue
+    return case_of(method)
+  raise AssertionError(f'{name} refuses every drafter config: {refusals}')
+
+
+def case_of(method: Method, seed: int = 1) -> Case:
+  """A method with random drafter parameters."""
+  drafter = method.drafter.init(jax.random.key(seed), CONFIG)
+  return Case(method, Params(target=WEIGHTS, drafter=drafter))
+
+
+def rows_of(prompts=PROMPTS, *, new=24, seed=11, stop_ids=(), **options) -> Rows:
+  """Rows as `Decoder.generate` makes them; settings may be lists."""
+  settings = {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'min_p': 0.0}
+  return make_rows(
+    [list(p) for p in prompts],
+    vocab=CONFIG.vocab,
+    max_length=CONFIG.max_length,
+    n=1,
+    max_new_tokens=new,
+    seed=seed,
+    stop_ids=stop_ids,
+    **settings | options,
+  )
+
+
+def start(
+  case: Case, rows: Rows, *, capacity: int | None = None, stops=None
+) -> DecodeState:
+  """The state after the prompt; `stops` gives each row its own stop ids."""
+  longest = max(map(len, rows.prompts))
+  length_B = jnp.asarray([len(p) for p in rows.prompts], jnp.int32)
+  law = rows.sampling()
+  # One program for all sampled runs, whether anything is cut or not.
+  law = law.replace(filtering=not law.all_greedy)
+  stop_BI = rows.stops() if stops is None else np.asarray(stops, np.int32)
+  return prefill(
+    case.method,
+    case.params,
+    jnp.asarray(rows.padded(bucket_for(longest))),
+    length_B,
+    sampling.row_keys(rows.seeds),
+    law,
+    jnp.asarray(stop_BI),
+    length_B + jnp.asarray(rows.new_tokens, jnp.int32),
+    capacity=capacity
+    or capacity_for(case.method, longest, max(rows.new_tokens)),
+    logprobs=True,
+  )
+
+
+def outcome(state: DecodeState, rows: Rows) -> Outcome:
+  """Reads a state on the host."""
+  token_BT, logprob_BT, length_B, rounds_B, walk_BR = jax.device_get(
+    (
+      state.context.tokens_BT,
+      state.logprob_BT,
+      state.context.length_B,
+      state.rounds_B,
+      state.walk_BR,
+    )
+  )
+  spans = [
+    slice(len(p), n) for p, n in zip(rows.prompts, length_B, strict=True)
+  ]
+  cut = lambda x: [
+    row[span].tolist() for row, span in zip(x, spans, strict=True)
+  ]
+  walks = [w[:r].tolist() for w, r in zip(walk_BR, rounds_B, strict=True)]
+  return Outcome(cut(token_BT), walks, cut(logprob_BT), state)
+
+
+def run(case: Case, rows: Rows, *, state=None, **options) -> Outcome:
+  """Prefill (unless a state is given) and decoding to the end."""
+  if state is None:
+    state = start(case, rows, **options)
+  return outcome(decode(case.method, case.params, state)[0], rows)
+
+
+def snapshot(tree: Any) -> Any:
+  """Arrays on the host, keys as their data."""
+  is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+  data = lambda x: jax.random.key_data(x) if is_key(x) else x
+  return jax.tree.map(lambda x: np.array(data(x)), tree)
+
+
+def restored(saved: Any, like: Any) -> Any:
+  """The inverse of `snapshot`; `like` says what is a key."""
+  is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+  back = lambda x, y: (
+    jax.random.wrap_key_data(jnp.asarray(x)) if is_key(y) else jnp.asarray(x)
+  )
+  return jax.tree.map(back, saved, like)
