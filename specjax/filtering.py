@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.top_k import top_k
 from specjax.types import Array, Sampling
 
 SHORT_LIST = 256
@@ -29,7 +30,7 @@ def cut(w_BNV: Array, sampling: Sampling) -> Array:
   """
   top_BN1 = jnp.max(w_BNV, axis=-1, keepdims=True)
   short = min(SHORT_LIST, w_BNV.shape[-1])
-  list_BNM = lax.top_k(w_BNV, short)[0]
+  list_BNM = top_k(w_BNV, short)[0]
   k_B11 = sampling.top_k_B[:, None, None]
   p_B11 = sampling.top_p_B[:, None, None]
 
@@ -43,7 +44,9 @@ def cut(w_BNV: Array, sampling: Sampling) -> Array:
   listed_BN1 = jnp.sum(mass_BNM, axis=-1, keepdims=True)
   total_BN1 = jnp.where(k_B11 > 0, listed_BN1, whole_BN1)
   crossed_BNM = jnp.cumsum(mass_BNM, axis=-1) >= p_B11 * total_BN1
-  at_p = jnp.argmax(crossed_BNM, axis=-1, keepdims=True)
+  # Rounding may leave p just uncrossed: then the whole list is kept.
+  below_BN1 = jnp.sum(~crossed_BNM, axis=-1, keepdims=True)
+  at_p = jnp.minimum(below_BN1, short - 1)
   pth_BN1 = jnp.take_along_axis(list_BNM, at_p, axis=-1)
   pth_BN1 = jnp.where(p_B11 < 1, pth_BN1, -jnp.inf)
 

@@ -35,10 +35,10 @@ def oracle(z, heat, k, p, m):
   """By sorting, in float64; a tie with the last token kept is kept."""
   z = np.asarray(z, np.float64)
   if heat == 0:
-    return np.where(np.arange(V) == z.argmax(), 0.0, -np.inf)
+    return np.where(np.arange(len(z)) == z.argmax(), 0.0, -np.inf)
   z = z / heat
   if k:
-    z = np.where(z < np.sort(z)[::-1][min(k, V) - 1], -np.inf, z)
+    z = np.where(z < np.sort(z)[::-1][min(k, len(z)) - 1], -np.inf, z)
   if p < 1:
     prob = softmax(z)
     best_first = np.sort(prob)[::-1]
@@ -64,15 +64,33 @@ ROWS = [
 ]
 
 
-def test_warp_equals_the_oracle():
-  """One batch, all settings: catches a row that reads another's."""
-  z_BNV = np.random.default_rng(0).normal(size=(len(ROWS), 3, V)) * 2
+FLAT = [(3.0, 0, 0.97, 0.0), (1.0, 300, 1.0, 0.0), (2.0, 300, 0.99, 0.001)]
+
+
+@pytest.mark.parametrize(
+  ('vocab', 'rows'), [(37, ROWS), (600, ROWS), (600, ROWS + FLAT)]
+)
+def test_warp_equals_the_oracle(vocab, rows):
+  """One batch, all settings: catches a row that reads another's.
+
+  A vocabulary that is no short list is cut by its best tokens, or, where one
+  row's law is flat, by bisection.
+  """
+  z_BNV = np.random.default_rng(0).normal(size=(len(rows), 3, vocab)) * 2
   z_BNV = z_BNV.astype(np.float32)
-  got_BNV = WARP(jnp.asarray(z_BNV), settings(ROWS))
-  for b, row in enumerate(ROWS):
+  got_BNV = WARP(jnp.asarray(z_BNV), settings(rows))
+  for b, row in enumerate(rows):
     for n in range(3):
       want_V = oracle(z_BNV[b, n], *row)
       np.testing.assert_allclose(got_BNV[b, n], want_V, rtol=1e-6, err_msg=row)
+
+
+def test_top_p_just_below_one_keeps_all_that_matters():
+  """Rounding must not turn 'p is never reached' into 'keep the best'."""
+  z_BNV = jax.random.normal(jax.random.key(3), (64, 1, V))
+  row = (1.0, 0, 1 - 2.0**-24, 0.0)
+  kept_BN = np.isfinite(WARP(z_BNV, settings([row] * 64))).sum(-1)
+  assert kept_BN.min() >= V - 2
 
 
 def warp_one(z, *row):

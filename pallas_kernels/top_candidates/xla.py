@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from pallas_kernels.top_k import top_k
 
 Array = jax.Array
 
@@ -21,5 +22,5 @@ def top_candidates_xla(
     best_BW1 = jnp.max(logits_BWV, axis=-1, keepdims=True)
     token_BW1 = jnp.argmax(logits_BWV, axis=-1, keepdims=True)
     return token_BW1.astype(jnp.int32), best_BW1 - total_BW1
-  best_BWC, token_BWC = lax.top_k(logits_BWV, count)
+  best_BWC, token_BWC = top_k(logits_BWV, count)
   return token_BWC.astype(jnp.int32), best_BWC - total_BW1

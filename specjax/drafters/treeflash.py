@@ -171,9 +171,7 @@ class TreeFlash:
     ), tables
 
   def commit(self, params, target, state, scratch, accepted: Accepted):
-    return self.backbone.commit(
-      params.backbone, target, state, None, accepted
-    )
+    return self.backbone.commit(params.backbone, target, state, None, accepted)
 
   def correct(
     self, params: Weights, before: Array, raw: Array, normed: Array
@@ -188,9 +186,7 @@ class TreeFlash:
     up_gate = nn.linear(both, w.up_gate_OI) + w.bias_O.astype(both.dtype)
     up, gate = jnp.split(up_gate, 2, axis=-1)
     raw = raw + nn.linear(jax.nn.silu(gate) * up, w.down_DF)
-    return nn.rms_norm(
-      raw, params.backbone.norm_D, self.backbone.config.eps
-    )
+    return nn.rms_norm(raw, params.backbone.norm_D, self.backbone.config.eps)
 
 
 def from_hf(

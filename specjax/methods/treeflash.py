@@ -38,9 +38,7 @@ def build(
   """
   if stacked is None:
     stacked = jax.default_backend() != 'cpu'
-  drafter = from_hf(
-    drafter_config, target_config, plain=plain, stacked=stacked
-  )
+  drafter = from_hf(drafter_config, target_config, plain=plain, stacked=stacked)
   tree = BestFirst(
     nodes=nodes,
     depth=drafter.max_depth,

@@ -74,17 +74,14 @@ class Rope:
     """`rope_scaling` as `rope_from_hf` reads it; theta stands beside it."""
     if self.kind == 'default':
       return None
-    names = {
-      'factor': 'factor',
-      'original_length': 'original_max_position_embeddings',
-    }
+    original = {'original_length': 'original_max_position_embeddings'}
+    names = {'factor': 'factor'}
     if self.kind == 'llama3':
       own = ('low_freq_factor', 'high_freq_factor')
+      names |= original | {name: name for name in own}
     elif self.kind == 'yarn':
       own = ('beta_fast', 'beta_slow', 'attention_factor', 'truncate')
-    else:
-      own = ()
-    names |= {name: name for name in own}
+      names |= original | {name: name for name in own}
     fields = {theirs: getattr(self, ours) for ours, theirs in names.items()}
     return {'rope_type': self.kind} | fields
 
@@ -118,6 +115,8 @@ def rope_from_hf(config: Mapping[str, Any], theta: float = 10000.0) -> Rope:
   if missing:
     raise ValueError(f'rope type {kind!r} lacks {", ".join(missing)}.')
   factor = float(scaling['factor'])
+  if kind == 'linear':
+    return Rope(theta=theta, kind=kind, factor=factor)
   return Rope(
     theta=theta,
     kind=kind,

@@ -7,8 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from pallas_kernels.top_k import top_k
 from specjax import tree_ops
 from specjax.types import (
   Array,
@@ -119,7 +119,7 @@ class BestFirst:
     token_BWC = jnp.broadcast_to(candidates.token_BWC, shape)
     i_A, k_A = pairs(width, shape[-1], budget, self.shared_rows)
     score_BA = beam.score_BW[:, i_A] + logq_BWC[:, i_A, k_A]
-    score_BW, pick_BW = lax.top_k(score_BA, min(budget, len(i_A)))
+    score_BW, pick_BW = top_k(score_BA, min(budget, len(i_A)))
     pick = lambda x_BA: jnp.take_along_axis(x_BA, pick_BW, axis=1)
     found = Beam(
       score_BW=score_BW,
@@ -141,7 +141,7 @@ class BestFirst:
     """The best of all lengths; shorter first where equal, parents first."""
     budget = self.nodes - 1
     flat = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *beams)
-    score_BW, pick_BW = lax.top_k(flat.score_BW, budget)
+    score_BW, pick_BW = top_k(flat.score_BW, budget)
     valid_BW = score_BW > -jnp.inf
     pick = lambda x_BA: jnp.take_along_axis(x_BA, pick_BW, axis=1)
     keep = lambda x_BW: jnp.where(valid_BW, x_BW, 0).astype(jnp.int32)
@@ -149,11 +149,15 @@ class BestFirst:
     # Where in the pool the parent stands, and which node that became.
     above_BW = (depth_BW - 2) * budget + pick(flat.parent_BW)
     node_of_BA = jax.vmap(
-      lambda i_W: jnp.zeros(flat.score_BW.shape[1], jnp.int32)
-      .at[i_W]
-      .set(jnp.arange(1, budget + 1))
+      lambda i_W: (
+        jnp.zeros(flat.score_BW.shape[1], jnp.int32)
+        .at[i_W]
+        .set(jnp.arange(1, budget + 1))
+      )
     )(pick_BW)
-    parent_BW = jnp.take_along_axis(node_of_BA, jnp.maximum(above_BW, 0), axis=1)
+    parent_BW = jnp.take_along_axis(
+      node_of_BA, jnp.maximum(above_BW, 0), axis=1
+    )
     parent_BW = jnp.where(depth_BW == 1, 0, parent_BW)
     with_root = lambda root_B1, x_BW: jnp.concatenate([root_B1, x_BW], axis=1)
     zero_B1 = jnp.zeros_like(root_B1)

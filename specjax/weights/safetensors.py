@@ -3,7 +3,8 @@
 The rows of `specjax.models.names` say which tensors fill which leaf; this file
 knows no model. A leaf is filled slice by slice into one buffer of its own dtype
 and put on its device before the next is read, so that beside the struct itself
-there is at most one leaf and one tensor in memory. No torch is needed.
+there is at most one leaf and one tensor in memory (pages of the mapped files
+aside, which the system takes back when it needs them). No torch is needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Best-first trees against the enumeration of every prefix."""
+"""Best-first trees against every prefix, and against the authors' own trees."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -183,10 +184,31 @@ def test_root_alone():
   assert not widths
 
 
-@pytest.mark.parametrize(
-  'wrong', [{'nodes': 0}, {'depth': -1}, {'fanout': 0}]
-)
+@pytest.mark.parametrize('wrong', [{'nodes': 0}, {'depth': -1}, {'fanout': 0}])
 def test_impossible_sizes(wrong):
   sizes = {'nodes': 4, 'depth': 2, 'fanout': 3} | wrong
   with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
     BestFirst(shared_rows=True, **sizes)
+
+
+@pytest.mark.parametrize('index', range(3))
+def test_recorded_trees(goldens, index):
+  """The reference heap's trees (github.com/liranringel/ddtree), node by node.
+
+  Fails where set, order or tie rule differs from a heap on the host.
+  """
+  path = goldens / 'byte_lm' / 'ddtree_trees.json'
+  g = json.loads(path.read_text())[index]
+  logq_DV = jax.nn.log_softmax(jnp.array(g['logits'], jnp.float32), axis=-1)
+  depth, vocab = logq_DV.shape
+  tree = BestFirst(
+    nodes=g['budget'] + 1, depth=depth, fanout=vocab, shared_rows=True
+  )
+  logq_DC, token_DC = jax.lax.top_k(logq_DV, min(tree.ask.fanout, vocab))
+  rows = lambda d: Candidates(token_DC[None, d, None], logq_DC[None, d, None])
+  expand = lambda scratch, frontier: (rows(frontier.depth), scratch)
+  grown = jax.jit(lambda: tree.grow((), expand, rows(0), (), round_of(1))[0])()
+  tree_ops.check(grown)
+  assert grown.token_BN[0, 1:].tolist() == g['tokens']
+  assert grown.depth_BN[0, 1:].tolist() == g['depths']
+  assert grown.parent_BN[0, 1:].tolist() == g['parents'][1:]
