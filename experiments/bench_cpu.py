@@ -22,7 +22,7 @@ from absl import app, flags
 
 import specjax
 from experiments.plain_loop import plain_greedy
-from experiments.prompts import load_prompts
+from experiments.prompts import as_messages, read_prompts
 from experiments.timing import interleaved, ratio
 from specjax import sampling
 from specjax.decode.loop import decode
@@ -55,7 +55,7 @@ def ar_against_others(target: pathlib.Path):
   """tokens/s of `ar` against a plain JAX loop and transformers' generate."""
   new = FLAGS.new_tokens
   decoder = specjax.load(target=target, method='ar', dtype='float32')
-  ids = decoder.encode([{'role': 'user', 'content': QUESTION}])
+  ids = decoder.encode(as_messages(QUESTION))
   ask = dict(max_new_tokens=new, stop_ids=())
   want = decoder.generate(ids, **ask).tokens[0]
   plain = plain_greedy(decoder.params.target, ids, new)
@@ -80,8 +80,7 @@ def ar_against_others(target: pathlib.Path):
 def rounds(target: pathlib.Path):
   """One round of 8 rows against 1, and the price of sampling."""
   decoder = specjax.load(target=target, method='ar', dtype='float32')
-  text = [{'role': 'user', 'content': QUESTION}]
-  ids = decoder.encode(text)
+  ids = decoder.encode(as_messages(QUESTION))
   params = decoder.params
   one, eight = ar.build(), lookup.build(nodes=8)
   jobs = {
@@ -113,12 +112,15 @@ def rounds(target: pathlib.Path):
 def byte_lm(target: pathlib.Path):
   """The packaged model: decode time per text, `ar` over `ddtree` of 33 rows."""
   del target
-  ids = [list(p.encode()) for p in load_prompts('gsm8k_test_20')[:4]]
+  chats = [as_messages(p) for p in read_prompts('gsm8k_test_20', limit=4)]
   jobs = {}
   for method, more in (('ar', {}), ('ddtree', {'nodes': 33})):
     decoder = specjax.load(method=method, dtype='float32', **more)
     jobs[method] = functools.partial(
-      lambda d: [d.generate(i, max_new_tokens=96, stop_ids=()) for i in ids],
+      lambda d: [
+        d.generate([c], max_new_tokens=96, stop_ids=(), pad_to=256)
+        for c in chats
+      ],
       decoder,
     )
   seconds = interleaved(jobs, repeats=FLAGS.repeats)

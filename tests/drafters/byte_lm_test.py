@@ -273,7 +273,8 @@ def test_greedy_runs(name, size):
   """Texts, and how far every single round went.
 
   Fails on a wrong tree, a cache row out of place, features of the wrong
-  position, and for TreeFlash on each order inside its correction.
+  position, and for TreeFlash on each exchange of its correction's inputs or
+  halves (tried one by one).
   """
   key = name if size is None else f'{name}_{size}'
   texts, walks, _ = run_of(name, None if size is None else size + 1)

@@ -5,6 +5,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import specjax
@@ -164,6 +165,14 @@ def a_round(**sampling):
   )
 
 
+def begin(drafter, params, target, state, ask, **sampling):
+  """Compiled as a whole, which is quicker than op by op."""
+  call = jax.jit(
+    lambda p, t, s: drafter.begin(p, t, s, a_round(**sampling), ask)
+  )
+  return call(params, target, state)
+
+
 @pytest.fixture(scope='module')
 def parts():
   drafter = treeflash.from_hf(read('treeflash'), TARGET, plain=3, stacked=True)
@@ -179,7 +188,7 @@ def test_table_answers_for_every_node(parts):
   target, drafter, params, state = parts
   plain, params = drafter.backbone, params.backbone
   ask = Ask(depth=4, fanout=10_000)
-  root, table = plain.begin(params, target, state, a_round(), ask)
+  root, table = begin(plain, params, target, state, ask)
   assert root.token_BWC.shape == (2, 1, 260)
   frontier = Frontier(
     token_BW=jnp.zeros((2, 5), jnp.int32),
@@ -191,15 +200,15 @@ def test_table_answers_for_every_node(parts):
   assert jnp.all(below.logq_BWC == table.logq_BWC[:, 2:3])
   assert not jnp.allclose(below.logq_BWC[:, :1], root.logq_BWC)
   with pytest.raises(ValueError, match=r'7 positions.*asks for 8'):
-    plain.begin(params, target, state, a_round(), Ask(depth=8))
+    begin(plain, params, target, state, Ask(depth=8))
 
 
 def test_law_of_a_sampled_chain(parts):
   """Without a fanout it is the whole vocabulary, as the row samples."""
   target, drafter, params, state = parts
   ask = Ask(depth=2, fanout=None)
-  root, _ = drafter.backbone.begin(
-    params.backbone, target, state, a_round(filtering=False), ask
+  root, _ = begin(
+    drafter.backbone, params.backbone, target, state, ask, filtering=False
   )
   assert root.logq_BWC.shape == (2, 1, 260)
   assert jnp.allclose(jnp.exp(root.logq_BWC).sum(-1), 1, atol=1e-5)
@@ -213,10 +222,8 @@ def test_new_treeflash_is_its_backbone(parts):
   """
   target, drafter, params, state = parts
   ask = Ask(depth=3, fanout=4)
-  root, tables = drafter.begin(params, target, state, a_round(), ask)
-  want, table = drafter.backbone.begin(
-    params.backbone, target, state, a_round(), ask
-  )
+  root, tables = begin(drafter, params, target, state, ask)
+  want, table = begin(drafter.backbone, params.backbone, target, state, ask)
   assert jnp.allclose(root.logq_BWC, want.logq_BWC, atol=1e-5)
   known_B3 = tables.parent_BTM[:, 1]
   unknown_B1 = (jnp.max(known_B3, axis=1, keepdims=True) + 1) % 256
@@ -228,3 +235,27 @@ def test_new_treeflash_is_its_backbone(parts):
   below, _ = drafter.expand(params, target, tables, frontier)
   assert jnp.allclose(below.logq_BWC[:, :3], table.logq_BWC[:, 2:3], atol=1e-5)
   assert jnp.all(below.logq_BWC[:, 3] == -jnp.inf)
+
+
+def test_correction_by_hand(parts):
+  """In NumPy, with every parameter drawn at random, the bias too.
+
+  The recorded runs catch each exchange of two inputs, but the packaged bias is
+  too small to change a round.
+  """
+  _, drafter, params, _ = parts
+  rng = np.random.default_rng(0)
+  random = lambda x: rng.normal(size=x.shape).astype(np.float32) / 4 + 0.5
+  w = jax.tree.map(random, params.correction)
+  last_norm = random(params.backbone.norm_D)
+  before, raw, normed = rng.normal(size=(3, 2, 5, 64)).astype(np.float32)
+  norm = lambda x: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+  both = np.concatenate([norm(before) * w.norm_D, normed], axis=-1)
+  up, gate = np.split(both @ w.up_gate_OI.T + w.bias_O, 2, axis=-1)
+  added = (gate / (1 + np.exp(-gate)) * up) @ w.down_DF.T
+  params = params.replace(
+    correction=w, backbone=params.backbone.replace(norm_D=last_norm)
+  )
+  got = drafter.correct(params, before, raw, normed)
+  want = norm(raw + added) * last_norm
+  np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
