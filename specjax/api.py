@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
-import json
 import pathlib
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ from specjax.method import Method
 from specjax.models.config import ModelConfig, from_hf
 from specjax.models.transformer import check_taps
 from specjax.types import Params
+from specjax.weights.files import read_json
 from specjax.weights.safetensors import load_target, load_tensors
 
 PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'byte_lm'
@@ -56,47 +57,53 @@ def load(
     ValueError: names what does not exist or does not fit, and what does.
   """
   compile_cache.enable()
-  if callable(method):  # a build function with its options already bound
-    build, method = method, method.__module__.rpartition('.')[2]
-  else:
-    build = None if isinstance(method, Method) else _build_of(method)
-  if build is not None:
-    if nodes is not None:
-      options['nodes'] = nodes
-    _check_options(method, build, options)
-  elif nodes is not None or options:
-    names = [*options, *(['nodes'] if nodes is not None else [])]
-    raise ValueError(
-      f'{", ".join(names)} cannot change a Method object; build it with them.'
-    )
   if dtype not in DTYPES:
     raise ValueError(f'dtype is {dtype!r}; choose one of {", ".join(DTYPES)}.')
+  bound = _bound(method, nodes, options)
   folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
-  config = from_hf(_read_json(folder / 'config.json'))
-  drafter_folder = None
-  if build is not None:
-    drafter_folder = _drafter_folder(target, method, build, drafter)
-    drafter_config = None
-    if drafter_folder is not None:
-      drafter_config = _read_json(drafter_folder / 'config.json')
-    method = build(config, drafter_config, **options)
-  elif isinstance(drafter, (str, pathlib.Path)):
-    drafter_folder = _folder(drafter)
-  check_taps(method.drafter.taps, config.layers)
+  config = from_hf(read_json(folder / 'config.json'))
+  if isinstance(bound, Method):
+    from_files = isinstance(drafter, (str, pathlib.Path))
+    drafter_folder = _folder(drafter) if from_files else None
+  else:
+    name, build = bound
+    drafter_folder = _drafter_folder(target, name, build, drafter)
+    read = lambda path: read_json(path / 'config.json')
+    bound = build(config, drafter_folder and read(drafter_folder))
+  check_taps(bound.drafter.taps, config.layers)
 
   on_cpu = jax.default_backend() == 'cpu'
   kind = _dtype(dtype, config, on_cpu)
-  stacked = not on_cpu if stacked is None else stacked
   if drafter_folder is not None:
-    drafter_params = _load_drafter(method, drafter_folder, config, kind)
+    drafter_params = _load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
+  stacked = not on_cpu if stacked is None else stacked
   weights = load_target(folder, dtype=kind, stacked=stacked)
   return Decoder(
-    method=method,
+    method=bound,
     params=Params(target=weights, drafter=drafter_params),
     tokenizer=text.load_tokenizer(folder),
   )
+
+
+def _bound(method, nodes: int | None, options: dict[str, Any]):
+  """A `Method`, or the name and the build function with its options bound."""
+  if nodes is not None:
+    options = options | {'nodes': nodes}
+  if isinstance(method, Method):
+    if options:
+      raise ValueError(
+        f'{", ".join(options)} cannot change a Method object; build it with '
+        'them.'
+      )
+    return method
+  if callable(method):
+    name, build = method.__module__.rpartition('.')[2], method
+  else:
+    name, build = method, _build_of(method)
+  _check_options(name, build, options)
+  return name, functools.partial(build, **options)
 
 
 def method_names() -> list[str]:
@@ -146,15 +153,6 @@ def _folder(name: str | pathlib.Path) -> pathlib.Path:
     ) from error
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    return json.loads(path.read_text())
-  except FileNotFoundError:
-    raise ValueError(f'{path.parent} holds no {path.name}.') from None
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{path} is not valid JSON: {error}.') from None
-
-
 def _drafter_folder(target, method, build, drafter) -> pathlib.Path | None:
   """Where a named method finds its drafter; None where it needs none."""
   needs = inspect.signature(build).parameters['drafter_config']
@@ -164,7 +162,7 @@ def _drafter_folder(target, method, build, drafter) -> pathlib.Path | None:
     return None
   if drafter is not None:
     return _folder(drafter)
-  packaged = _read_json(PRETRAINED / 'drafters.json')
+  packaged = read_json(PRETRAINED / 'drafters.json')
   if target == 'default' and method in packaged:
     return PRETRAINED / packaged[method]
   raise ValueError(
@@ -183,4 +181,6 @@ def _load_drafter(method: Method, folder, config: ModelConfig, dtype) -> Any:
   shapes = jax.eval_shape(
     lambda key: method.drafter.init(key, config), jax.random.key(0)
   )
-  return load_tensors(folder, method.drafter.tensors(), shapes, dtype)
+  rows = method.drafter.tensors()
+  # Publishers disagree on whether names begin with `model.`.
+  return load_tensors(folder, rows, shapes, dtype, optional_prefix='model.')

@@ -128,7 +128,10 @@ def make_rows(
   row = lambda *args: _per_row(*args, rows=count)
   whole = lambda x: isinstance(x, (int, np.integer))
   new_tokens = row(
-    'max_new_tokens', max_new_tokens, lambda x: whole(x) and x >= 1, '>= 1'
+    'max_new_tokens',
+    max_new_tokens,
+    lambda x: whole(x) and x >= 1,
+    'whole, >= 1',
   )
   for i, (ids, new) in enumerate(zip(prompts, new_tokens, strict=True)):
     if len(ids) + new > max_length:
@@ -143,11 +146,16 @@ def make_rows(
     temperature=row(
       'temperature', temperature, lambda x: 0 <= x < math.inf, '>= 0'
     ),
-    top_k=row('top_k', top_k, lambda x: whole(x) and x >= 0, '>= 0 (0: off)'),
+    top_k=row(
+      'top_k', top_k, lambda x: whole(x) and x >= 0, 'whole, >= 0 (0: off)'
+    ),
     top_p=row('top_p', top_p, lambda x: 0 < x <= 1, 'in (0, 1]'),
     min_p=row('min_p', min_p, lambda x: 0 <= x < 1, 'in [0, 1)'),
     seeds=row(
-      'seed', seeds, lambda x: whole(x) and 0 <= x < 2**32, 'in [0, 2^32)'
+      'seed',
+      seeds,
+      lambda x: whole(x) and 0 <= x < 2**32,
+      'whole, in [0, 2^32)',
     ),
     stop_ids=tuple(int(t) for t in dict.fromkeys(stop_ids)),
   )

@@ -22,6 +22,10 @@ class PromptLookup:
   shared_rows: bool = True  # one copied token per depth, whatever the path
   max_depth: int | None = None
 
+  def __post_init__(self):
+    if self.ngram < 1:
+      raise ValueError(f'ngram is {self.ngram}; match at least 1 token.')
+
   def init(self, key, target_config):
     return ()  # nothing to learn
 

@@ -22,6 +22,10 @@ class Chain:
   depth: int
   sampled: bool = False
 
+  def __post_init__(self):
+    if self.depth < 0:
+      raise ValueError(f'nodes is {self.depth + 1}; the root alone is 1.')
+
   @property
   def ask(self) -> Ask:
     return Ask(depth=self.depth, fanout=None if self.sampled else 1)
