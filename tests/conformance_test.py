@@ -2,14 +2,16 @@
 
 import dataclasses
 
+import conformance_checks as checks
 import jax.numpy as jnp
+import methods_fixture as fx
 import pytest
 
-import conformance_checks as checks
-import methods_fixture as fx
 from specjax.drafters.lookup import PromptLookup
 from specjax.methods import lookup
 from specjax.verify.follow import Follow
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
 @pytest.fixture(scope='module')
@@ -139,6 +141,6 @@ class TestPower:
       checks.check_batch(case)
 
   def test_object_check_sees_identity(self):
-    assert _broken(drafter=Unequal()).method != _broken(
-      drafter=Unequal()
-    ).method
+    assert (
+      _broken(drafter=Unequal()).method != _broken(drafter=Unequal()).method
+    )

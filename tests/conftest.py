@@ -13,3 +13,15 @@ def goldens():
   import pathlib
 
   return pathlib.Path(__file__).parent / 'goldens'
+
+
+@pytest.fixture(scope='module')
+def quick_compiles():
+  """For modules that compile many programs and run each a few times.
+
+  XLA works less on code that stays the same program: half the time to build,
+  and the same copies and donations.
+  """
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)

@@ -107,7 +107,9 @@ def case_of(method: Method, seed: int = 1) -> Case:
   return Case(method, Params(target=WEIGHTS, drafter=drafter))
 
 
-def rows_of(prompts=PROMPTS, *, new=24, seed=11, stop_ids=(), **options) -> Rows:
+def rows_of(
+  prompts=PROMPTS, *, new=24, seed=11, stop_ids=(), **options
+) -> Rows:
   """Rows as `Decoder.generate` makes them; settings may be lists."""
   settings = {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'min_p': 0.0}
   return make_rows(

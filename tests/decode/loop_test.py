@@ -5,12 +5,14 @@ Prompt lookup on a tiny target: its texts repeat enough that drafts are kept.
 
 import jax
 import jax.numpy as jnp
+import methods_fixture as fx
 import numpy as np
 import pytest
-
-import methods_fixture as fx
 from conformance_checks import full_logits, observe_tree
+
 from specjax.decode.loop import decode
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
 @pytest.fixture(scope='module')
@@ -31,9 +33,9 @@ def greedy(case):
 
 def _places(outcome, row: int) -> list[tuple[int, int]]:
   """(round, place in its block) of each token after the first."""
-  return [
-    (r, i) for r, n in enumerate(outcome.walks[row]) for i in range(n)
-  ][: len(outcome.texts[row]) - 1]
+  return [(r, i) for r, n in enumerate(outcome.walks[row]) for i in range(n)][
+    : len(outcome.texts[row]) - 1
+  ]
 
 
 def _inside_a_block(outcome) -> tuple[int, int]:
@@ -47,7 +49,6 @@ def _inside_a_block(outcome) -> tuple[int, int]:
 
 
 class TestStops:
-
   def test_stop_id_inside_an_accepted_block(self, case, plain):
     """Fails if what was accepted behind a stop id stays in the text."""
     law = {'temperature': 1.0}
@@ -109,7 +110,6 @@ class TestStops:
 
 
 class TestBookkeeping:
-
   def test_finished_rows_freeze(self, case):
     """Fails if a row that is done still emits or counts rounds."""
     rows = fx.rows_of(new=[24, 2, 24])

@@ -2,15 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import methods_fixture as fx
 import numpy as np
 import pytest
-
-import methods_fixture as fx
 from conformance_checks import full_logits
+
 from specjax.decode.loop import decode
 from specjax.decode.prefill import CHUNK, bucket_for, capacity_for, prefill
 from specjax.models import cache as kv
 from specjax.models.transformer import forward
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
 def _prompt(length: int) -> list[int]:
@@ -23,7 +25,6 @@ def plain():
 
 
 class TestBuckets:
-
   def test_sizes(self):
     """A wrong edge would recompile, or cut a prompt."""
     wanted = {1: 32, 32: 32, 33: 64, 64: 64, 65: 128, 128: 128}
@@ -97,7 +98,6 @@ def _pass(token_BT):
 
 
 class TestCapacity:
-
   @pytest.mark.parametrize('name', fx.method_names())
   def test_no_committed_row_is_overwritten(self, name):
     """Fails if a path's rows do not fit behind the last committed token.
@@ -134,9 +134,7 @@ class TestCapacity:
 def _spoiled(rows, got) -> float:
   """The largest distance of a committed row from a fresh pass over the text."""
   worst = 0.0
-  for i, (prompt, text) in enumerate(
-    zip(rows.prompts, got.texts, strict=True)
-  ):
+  for i, (prompt, text) in enumerate(zip(rows.prompts, got.texts, strict=True)):
     ids = prompt + text
     n = len(ids) - 1
     padded = jnp.zeros((1, 128), jnp.int32).at[0, : n + 1].set(jnp.asarray(ids))
