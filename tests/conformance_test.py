@@ -9,6 +9,7 @@ import pytest
 
 from specjax.drafters.lookup import PromptLookup
 from specjax.methods import lookup
+from specjax.models import cache
 from specjax.verify.follow import Follow
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -105,9 +106,21 @@ class Neighbourly(PromptLookup):
     return super().begin(params, target, state, round, ask)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Unequal(PromptLookup):
-  """Compares by identity."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leaky(PromptLookup):
+  """Looks at all slots of a cache of its own and falls silent on NaN."""
+
+  def start(self, params, target, batch, capacity):
+    return cache.empty(target.config, batch, capacity, jnp.float32, layers=1)
+
+  def begin(self, params, target, state, round, ask):
+    root, copied_BP = super().begin(params, target, state, round, ask)
+    spoilt_B = jnp.isnan(jnp.sum(state.k_LBKSH, axis=(0, 2, 3, 4)))
+    logq_BWC = jnp.where(spoilt_B[:, None, None], -jnp.inf, root.logq_BWC)
+    return root.replace(logq_BWC=logq_BWC), copied_BP
+
+  def commit(self, params, target, state, scratch, accepted):
+    return state
 
 
 def _broken(**parts) -> fx.Case:
@@ -140,7 +153,6 @@ class TestPower:
     with pytest.raises(AssertionError, match='walks of row'):
       checks.check_batch(case)
 
-  def test_object_check_sees_identity(self):
-    assert (
-      _broken(drafter=Unequal()).method != _broken(drafter=Unequal()).method
-    )
+  def test_dead_slot_check_sees_a_reader(self):
+    with pytest.raises(AssertionError):
+      checks.check_dead_slots(_broken(drafter=Leaky()))

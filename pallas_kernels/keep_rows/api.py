@@ -34,8 +34,8 @@ def keep_rows(
   Raises:
     ValueError: unknown backend.
   """
-  l, b, k, _, h = cache_LBKSH.shape
-  chex.assert_shape(rows_LBKPH, (l, b, k, None, h))
+  layers, b, k, _, h = cache_LBKSH.shape
+  chex.assert_shape(rows_LBKPH, (layers, b, k, None, h))
   chex.assert_shape(start_B, (b,))
   return choose('keep_rows', BACKENDS, backend)(
     cache_LBKSH, rows_LBKPH.astype(cache_LBKSH.dtype), start_B
