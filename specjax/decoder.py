@@ -45,6 +45,10 @@ class Decoder:
   def encode(self, prompt: Any, *, thinking: bool = False) -> list[int]:
     """Ids of a prompt: ids as they are, text as it is, messages by template."""
     if not isinstance(prompt, str) and not (prompt and _is_chat(prompt)):
+      if any(not isinstance(t, (int, np.integer)) for t in prompt):
+        raise ValueError(
+          f'prompt {str(prompt)[:40]} holds more than whole ids.'
+        )
       return [int(t) for t in prompt]
     if self.tokenizer is None:
       raise ValueError(
@@ -108,8 +112,11 @@ class Decoder:
       if self.tokenizer is not None:  # a chat model's generation_config
         stop_ids += self.tokenizer.eos_ids
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if any(not s for s in stop):
-      raise ValueError('stop holds an empty string; it would end every text.')
+    if any(not isinstance(s, str) or not s for s in stop):
+      raise ValueError(
+        f'stop is {list(stop)}; give strings, none empty: it would end every '
+        'text. Ids are for stop_ids.'
+      )
     if stop and self.tokenizer is None:
       raise ValueError('stop strings need a tokenizer; use stop_ids.')
     ids = [self.encode(p, thinking=thinking) for p in as_prompts(prompts)]

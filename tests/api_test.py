@@ -191,7 +191,7 @@ def test_what_cannot_be_loaded(asked, message):
     ('hi', dict(max_new_tokens=1023), 'exceed the context of 1024'),
     ('hi', dict(seed=-1), 'seed of row 0'),
     ('hi', dict(n=0), 'n is 0'),
-    ('hi', dict(stop=['']), 'empty string'),
+    ('hi', dict(stop=['']), 'none empty'),
     ('hi', dict(batch_size=0), 'batch_size is 0'),
     ('hi', dict(repetition_penalty=1.2), 'repetition_penalty is not supported'),
   ],

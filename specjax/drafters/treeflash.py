@@ -149,7 +149,9 @@ class TreeFlash:
     )
     fanout = None if ask.fanout is None else min(ask.fanout, vocab)
     rows = sampling.top_candidates(corrected_BWD, target.head, round, fanout)
-    below = lambda x_BWC: x_BWC[:, 1:].reshape(b, depth - 1, plain, -1)
+    below = lambda x_BWC: x_BWC[:, 1:].reshape(
+      b, depth - 1, plain, x_BWC.shape[-1]
+    )
     root = Candidates(rows.token_BWC[:, :1], rows.logq_BWC[:, :1])
     return root, Tables(
       parent_BTM=parent_BTM,

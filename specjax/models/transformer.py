@@ -216,8 +216,20 @@ def forward(
   return Output(
     hidden_BTD=nn.rms_norm(x_BTD, weights.norm_D, config.eps),
     taps_BTE=taps_BTE,
-    rows=rows,
+    rows=_once_over(rows, x_BTD),
   )
+
+
+def _once_over(rows: KVCache, x_BTD: Array) -> KVCache:
+  """The same rows, known to XLA only when the whole pass is over.
+
+  The last layer's keys do not wait for its attention. So their write might come
+  before that layer has read the cache, and XLA would copy the whole cache every
+  round to be safe (jax 0.10.2 on CPU, unstacked layers, where it also drops an
+  optimization_barrier). No hidden state that is worth a token is infinite.
+  """
+  over_BKTH = (x_BTD[:, 0, 0] != jnp.inf)[:, None, None, None]
+  return jax.tree.map(lambda x: jnp.where(over_BKTH, x, 0), rows)
 
 
 def _layer(

@@ -57,8 +57,10 @@ class BestFirst:
   shared_rows: bool
 
   def __post_init__(self):
-    if self.nodes < 1:
-      raise ValueError(f'nodes is {self.nodes}; the root alone is 1.')
+    if not isinstance(self.nodes, int) or self.nodes < 1:
+      raise ValueError(
+        f'nodes is {self.nodes}; give a whole number, the root alone is 1.'
+      )
     if self.depth < 0 or self.fanout < 1:
       raise ValueError(
         f'depth is {self.depth} and fanout {self.fanout}; they are at least 0 '

@@ -23,8 +23,10 @@ class Chain:
   sampled: bool = False
 
   def __post_init__(self):
-    if self.depth < 0:
-      raise ValueError(f'nodes is {self.depth + 1}; the root alone is 1.')
+    if not isinstance(self.depth, int) or self.depth < 0:
+      raise ValueError(
+        f'nodes is {self.depth + 1}; give a whole number, the root alone is 1.'
+      )
 
   @property
   def ask(self) -> Ask:

@@ -3,6 +3,8 @@
 Prompt lookup on a tiny target: its texts repeat enough that drafts are kept.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import methods_fixture as fx
@@ -11,6 +13,8 @@ import pytest
 from conformance_checks import full_logits, observe_tree
 
 from specjax.decode.loop import decode
+from specjax.drafters.lookup import PromptLookup
+from specjax.types import Frontier
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -29,6 +33,19 @@ def case():
 def greedy(case):
   """The greedy run without a stop id."""
   return fx.run(case, fx.rows_of())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Oracle(PromptLookup):
+  """Proposes the text that its parameters hold: whole blocks are kept."""
+
+  def begin(self, params, target, state, round, ask):
+    at_BP = round.context.length_B[:, None] + jnp.arange(ask.depth)
+    copied_BP = jnp.take_along_axis(params, at_BP, axis=1)
+    first = Frontier(
+      token_BW=copied_BP[:, :1], row_BW=jnp.zeros_like(at_BP[:, :1]), depth=0
+    )
+    return self.expand(params, target, copied_BP, first)
 
 
 def _places(outcome, row: int) -> list[tuple[int, int]]:
@@ -52,8 +69,14 @@ class TestStops:
   def test_stop_id_inside_an_accepted_block(self, case, plain):
     """Fails if what was accepted behind a stop id stays in the text."""
     law = {'temperature': 1.0}
+    written = fx.run(plain, fx.rows_of(**law)).state.context.tokens_BT
+    case = fx.Case(
+      dataclasses.replace(case.method, drafter=Oracle()),
+      case.params.replace(drafter=written),
+    )
     whole = fx.run(case, fx.rows_of(**law))
     row, index = _inside_a_block(whole)
+    assert whole.walks[row][0] == case.method.path_rows  # the oracle knows
     rows = fx.rows_of(stop_ids=(whole.texts[row][index],), **law)
     got = fx.run(case, rows)
     assert got.texts[row] == whole.texts[row][: index + 1]
