@@ -184,7 +184,7 @@ def main(argv: Sequence[str]) -> None:
       summaries = gin.get_configurable(evaluate)(run_dir=folder)
     except KeyboardInterrupt:
       sys.exit(f'interrupted; the same command goes on from {folder}.')
-  except ValueError as error:
+  except (TypeError, ValueError) as error:
     sys.exit(f'error: {error}')
   print(as_table(summaries))
   print(f'\n{summaries[0]["device"]}, {summaries[0]["dtype"]}; rows: {folder}')

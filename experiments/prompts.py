@@ -29,7 +29,7 @@ def read_prompts(source: str, *, limit: int | None = None) -> list[str]:
       f'prompts {source!r} are neither a file nor one of {sorted(BUILTIN)}.'
     )
   prompts = []
-  with path.open(encoding='utf-8') as file:
+  with path.open('rb') as file:
     for number, line in enumerate(file, start=1):
       if len(prompts) == limit:
         break
@@ -44,11 +44,11 @@ def as_messages(prompt: str) -> list[dict[str, str]]:
   return [{'role': 'user', 'content': prompt}]
 
 
-def _prompt_of(line: str, where: str) -> str:
+def _prompt_of(line: bytes, where: str) -> str:
   try:
     record = json.loads(line)
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{where} is not JSON: {error}.') from None
+  except ValueError as error:  # not UTF-8, or not JSON
+    raise ValueError(f'{where} is not JSON in UTF-8: {error}.') from None
   prompt = record.get(FIELD) if isinstance(record, dict) else None
   if not isinstance(prompt, str) or not prompt:
     raise ValueError(

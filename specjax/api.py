@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specjax import compile_cache, methods, text
 from specjax.decoder import Decoder
+from specjax.inputs import whole
 from specjax.method import Method
 from specjax.models.config import ModelConfig, from_hf
 from specjax.models.transformer import check_taps
@@ -61,15 +62,18 @@ def load(
     raise ValueError(f'dtype is {dtype!r}; choose one of {", ".join(DTYPES)}.')
   bound = _bound(method, nodes, options)
   folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
-  config = from_hf(read_json(folder / 'config.json'))
+  config = _settings(folder, from_hf, (TypeError, ValueError))
   if isinstance(bound, Method):
     from_files = isinstance(drafter, (str, pathlib.Path))
     drafter_folder = _folder(drafter) if from_files else None
   else:
     name, build = bound
     drafter_folder = _drafter_folder(target, name, build, drafter)
-    read = lambda path: read_json(path / 'config.json')
-    bound = build(config, drafter_folder and read(drafter_folder))
+    if drafter_folder is None:
+      bound = build(config, None)
+    else:
+      read = functools.partial(build, config)
+      bound = _settings(drafter_folder, read, (TypeError,))
   check_taps(bound.drafter.taps, config.layers)
 
   on_cpu = jax.default_backend() == 'cpu'
@@ -87,8 +91,25 @@ def load(
   )
 
 
+def _settings(folder: pathlib.Path, read: Callable[[Any], Any], kinds) -> Any:
+  """What `read` makes of a folder's config.json.
+
+  Errors of these kinds come from the file, and then name it.
+  """
+  path = folder / 'config.json'
+  settings = read_json(path)
+  if not isinstance(settings, dict):
+    raise ValueError(f'{path} holds no settings but {str(settings)[:40]}.')
+  try:
+    return read(settings)
+  except kinds as error:
+    raise ValueError(f'{path}: {error}') from error
+
+
 def _bound(method, nodes: int | None, options: dict[str, Any]):
   """A `Method`, or the name and the build function with its options bound."""
+  if nodes is not None and not whole(nodes):
+    raise ValueError(f'nodes is {nodes!r}; give a whole number.')
   if nodes is not None:
     options = options | {'nodes': nodes}
   if isinstance(method, Method):

@@ -14,7 +14,7 @@ from specjax import sampling
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.generation import Generation, Part, join, to_host
-from specjax.inputs import REFUSED, Rows, as_prompts, make_rows
+from specjax.inputs import REFUSED, Rows, as_prompts, make_rows, whole
 from specjax.method import Method
 from specjax.types import DecodeState, Params
 
@@ -45,9 +45,10 @@ class Decoder:
   def encode(self, prompt: Any, *, thinking: bool = False) -> list[int]:
     """Ids of a prompt: ids as they are, text as it is, messages by template."""
     if not isinstance(prompt, str) and not (prompt and _is_chat(prompt)):
-      if any(not isinstance(t, (int, np.integer)) for t in prompt):
+      if not isinstance(prompt, Sequence) or not all(map(whole, prompt)):
         raise ValueError(
-          f'prompt {str(prompt)[:40]} holds more than whole ids.'
+          f'prompt {str(prompt)[:40]!r} is no string, list of whole ids, or '
+          'list of chat messages.'
         )
       return [int(t) for t in prompt]
     if self.tokenizer is None:
@@ -107,6 +108,8 @@ class Decoder:
       if name in REFUSED:
         raise ValueError(f'{name} is not supported; leave it out.')
       raise TypeError(f'generate() has no setting {name!r}.')
+    if whole(stop_ids):
+      stop_ids = (stop_ids,)
     if stop_ids is None:
       stop_ids = self.config.eos_ids
       if self.tokenizer is not None:  # a chat model's generation_config
@@ -134,8 +137,14 @@ class Decoder:
       stop_ids=stop_ids,
     )
     size = len(rows) if batch_size is None else batch_size
-    if size < 1:
-      raise ValueError(f'batch_size is {batch_size}; it must be at least 1.')
+    if not whole(size) or size < 1:
+      raise ValueError(
+        f'batch_size is {batch_size}; it must be whole and at least 1.'
+      )
+    if not whole(pad_to) or not 0 <= pad_to <= self.config.max_length:
+      raise ValueError(
+        f'pad_to is {pad_to}; it must be whole, 0 to {self.config.max_length}.'
+      )
     parts = [
       self._decode(rows.part(i, size), stop, logprobs, pad_to)
       for i in range(0, len(rows), size)

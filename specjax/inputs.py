@@ -75,17 +75,28 @@ class Rows:
     return stop_BI
 
 
+def whole(x: Any) -> bool:
+  """Is it an integer? True and False are none."""
+  return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
 def as_prompts(prompts: Any) -> list[Any]:
   """A list of prompts from one prompt or several.
 
   A prompt is a string, a list of ids, or a list of chat messages.
   """
-  one_message = isinstance(prompts, Sequence) and not isinstance(prompts, str)
-  if isinstance(prompts, str) or (
-    one_message and prompts and isinstance(prompts[0], (int, np.integer, dict))
-  ):
+  if isinstance(prompts, np.ndarray):
+    prompts = prompts.tolist()
+  if isinstance(prompts, str):
     return [prompts]
-  prompts = list(prompts)
+  if not isinstance(prompts, Sequence):
+    raise ValueError(
+      f'prompts are {str(prompts)[:40]!r}; give a string, a list of ids, a '
+      'list of chat messages, or a list of these.'
+    )
+  if prompts and isinstance(prompts[0], (int, float, np.number, dict)):
+    return [prompts]
+  prompts = [p.tolist() if isinstance(p, np.ndarray) else p for p in prompts]
   if not prompts:
     raise ValueError('no prompts were given; pass at least one.')
   return prompts
@@ -110,7 +121,7 @@ def make_rows(
   Raises:
     ValueError: names the setting, what was given and what is allowed.
   """
-  if not isinstance(n, int) or n < 1:
+  if not whole(n) or n < 1:
     raise ValueError(f'n is {n!r}; ask for at least 1 sample per prompt.')
   for i, ids in enumerate(prompts):
     if not ids:
@@ -120,13 +131,12 @@ def make_rows(
       raise ValueError(
         f'prompt {i} holds id {wrong[0]}; ids are 0 to {vocab - 1}.'
       )
-  wrong = [t for t in stop_ids if not 0 <= t < vocab]
-  if wrong:
-    raise ValueError(f'stop id {wrong[0]} is out of range 0 to {vocab - 1}.')
+  for t in stop_ids:
+    if not whole(t) or not 0 <= t < vocab:
+      raise ValueError(f'stop id {t!r} is out of range 0 to {vocab - 1}.')
   prompts = [list(ids) for ids in prompts for _ in range(n)]
   count = len(prompts)
   row = lambda *args: _per_row(*args, rows=count)
-  whole = lambda x: isinstance(x, (int, np.integer))
   new_tokens = row(
     'max_new_tokens',
     max_new_tokens,

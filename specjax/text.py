@@ -14,6 +14,8 @@ import tokenizers
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from specjax.weights.files import read_json
+
 TOKENIZER = 'tokenizer.json'
 BYTES = 'bytes.json'
 SETTINGS = 'tokenizer_config.json'
@@ -131,7 +133,7 @@ def load_tokenizer(
   if (folder / TOKENIZER).exists():
     return _from_hf(folder)
   if (folder / BYTES).exists():
-    fields = json.loads((folder / BYTES).read_text())
+    fields = _read(folder / BYTES)
     if fields.keys() != {'type', 'end', 'mask'} or fields['type'] != 'bytes':
       raise ValueError(
         f'{folder / BYTES} holds {fields}; expected '
@@ -142,7 +144,10 @@ def load_tokenizer(
 
 
 def _from_hf(folder: pathlib.Path) -> Tokenizer:
-  backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
+  try:
+    backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
+  except Exception as error:  # the library raises nothing narrower
+    raise ValueError(f'{folder / TOKENIZER} cannot be read: {error}') from None
   # A training set-up may be saved in the file; prompts are never cut.
   backend.no_truncation()
   backend.no_padding()
@@ -213,9 +218,13 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def check_messages(messages: Messages) -> None:
-  """Raises ValueError unless each message has a role and a content."""
+  """Raises ValueError unless each message has a role and a text."""
   for i, message in enumerate(messages):
-    if not isinstance(message, dict) or not {'role', 'content'} <= set(message):
+    texts = isinstance(message, dict) and [
+      message.get('role'),
+      message.get('content'),
+    ]
+    if not texts or not all(isinstance(x, str) for x in texts):
       raise ValueError(
         f'message {i} is {message!r}; a chat prompt is a list of '
         '{"role": ..., "content": ...} dicts.'
@@ -223,4 +232,7 @@ def check_messages(messages: Messages) -> None:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-  return json.loads(path.read_text()) if path.exists() else {}
+  fields = read_json(path) if path.exists() else {}
+  if not isinstance(fields, dict):
+    raise ValueError(f'{path} holds no settings but {str(fields)[:40]}.')
+  return fields

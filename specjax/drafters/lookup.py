@@ -23,7 +23,7 @@ class PromptLookup:
   max_depth: int | None = None
 
   def __post_init__(self):
-    if self.ngram < 1:
+    if not isinstance(self.ngram, int) or self.ngram < 1:
       raise ValueError(f'ngram is {self.ngram}; match at least 1 token.')
 
   def init(self, key, target_config):
