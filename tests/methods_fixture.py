@@ -182,12 +182,3 @@ def snapshot(tree: Any) -> Any:
   is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
   data = lambda x: jax.random.key_data(x) if is_key(x) else x
   return jax.tree.map(lambda x: np.array(data(x)), tree)
-
-
-def restored(saved: Any, like: Any) -> Any:
-  """The inverse of `snapshot`; `like` says what is a key."""
-  is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-  back = lambda x, y: (
-    jax.random.wrap_key_data(jnp.asarray(x)) if is_key(y) else jnp.asarray(x)
-  )
-  return jax.tree.map(back, saved, like)
