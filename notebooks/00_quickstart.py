@@ -16,7 +16,6 @@ import specjax
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.inputs import make_rows
-from specjax.sampling import row_keys
 
 prompt = 'A robe takes 2 bolts of blue fiber and half that much white.\n'
 plain = specjax.load(method='ar')
@@ -43,25 +42,12 @@ rows = make_rows(
   [ids],
   vocab=trees.config.vocab,
   max_length=trees.config.max_length,
-  n=1,
   max_new_tokens=64,
-  temperature=0.0,
-  top_k=0,
-  top_p=1.0,
-  min_p=0.0,
-  seed=0,
-  stop_ids=(),
 )
-length_B = jax.numpy.asarray([len(ids)])
 state = prefill(
   trees.method,
   trees.params,
-  jax.numpy.asarray(rows.padded(bucket_for(len(ids)))),
-  length_B,
-  row_keys(rows.seeds),
-  rows.sampling(),
-  jax.numpy.asarray(rows.stops()),
-  length_B + 64,
+  *rows.arrays(bucket_for(len(ids))),
   capacity=capacity_for(trees.method, len(ids), 64),
 )
 

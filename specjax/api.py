@@ -18,9 +18,9 @@ from specjax.decoder import Decoder
 from specjax.inputs import whole
 from specjax.method import Method
 from specjax.models.config import ModelConfig, from_hf
-from specjax.models.transformer import check_taps
+from specjax.models.transformer import check_taps, scans
 from specjax.types import Params
-from specjax.weights.files import read_json
+from specjax.weights.files import read_settings
 from specjax.weights.safetensors import load_target, load_tensors
 
 PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'byte_lm'
@@ -82,8 +82,7 @@ def load(
     drafter_params = _load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
-  stacked = not on_cpu if stacked is None else stacked
-  weights = load_target(folder, dtype=kind, stacked=stacked)
+  weights = load_target(folder, dtype=kind, stacked=scans(stacked))
   return Decoder(
     method=bound,
     params=Params(target=weights, drafter=drafter_params),
@@ -97,9 +96,7 @@ def _settings(folder: pathlib.Path, read: Callable[[Any], Any], kinds) -> Any:
   Errors of these kinds come from the file, and then name it.
   """
   path = folder / 'config.json'
-  settings = read_json(path)
-  if not isinstance(settings, dict):
-    raise ValueError(f'{path} holds no settings but {str(settings)[:40]}.')
+  settings = read_settings(path)
   try:
     return read(settings)
   except kinds as error:
@@ -183,7 +180,7 @@ def _drafter_folder(target, method, build, drafter) -> pathlib.Path | None:
     return None
   if drafter is not None:
     return _folder(drafter)
-  packaged = read_json(PRETRAINED / 'drafters.json')
+  packaged = read_settings(PRETRAINED / 'drafters.json')
   if target == 'default' and method in packaged:
     return PRETRAINED / packaged[method]
   raise ValueError(

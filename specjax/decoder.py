@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.generation import Generation, Part, join, to_host
@@ -157,15 +156,8 @@ class Decoder:
     longest = max(pad_to, *map(len, rows.prompts))
     bucket = bucket_for(longest)
     capacity = capacity_for(self.method, longest, max(rows.new_tokens))
-    length = np.asarray([len(ids) for ids in rows.prompts], np.int32)
-    arrays = (
-      jnp.asarray(rows.padded(bucket)),
-      jnp.asarray(length),
-      sampling.row_keys(rows.seeds),
-      rows.sampling(),
-      jnp.asarray(rows.stops()),
-      jnp.asarray(length + np.asarray(rows.new_tokens, np.int32)),
-    )
+    arrays = rows.arrays(bucket)
+    length = np.asarray(arrays[1])
     flags = (arrays[3].all_greedy, arrays[3].filtering, logprobs)
     key = (len(rows), arrays[4].shape[1], capacity, *flags)
     clock = time.perf_counter

@@ -86,14 +86,17 @@ def _by_bisection(w_BNV: Array, k_B11: Array, p_B11: Array) -> Array:
 
 def _bits(x: Array) -> Array:
   """int32 in the order of float32 (NaN aside)."""
-  bits = lax.bitcast_convert_type(x, jnp.int32)
-  return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+  return _flip(lax.bitcast_convert_type(x, jnp.int32))
 
 
 def _floats(bits: Array) -> Array:
-  """The inverse of `_bits`, which is its own but for the type."""
-  bits = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
-  return lax.bitcast_convert_type(bits, jnp.float32)
+  """The inverse of `_bits`."""
+  return lax.bitcast_convert_type(_flip(bits), jnp.float32)
+
+
+def _flip(bits: Array) -> Array:
+  """Turns the order of negative numbers round; its own inverse."""
+  return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
 
 
 def _bisect(low, high, holds):

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.sampling import row_keys
 from specjax.types import Sampling
 
 # Settings that change the law in a way that depends on the text so far.
@@ -60,6 +61,21 @@ class Rows:
       filtering=cuts and not greedy,
     )
 
+  def arrays(self, bucket: int) -> tuple[Any, ...]:
+    """Tokens, lengths, keys, sampling, stops and caps, as `prefill` takes them.
+
+    Prompts are padded to `bucket` tokens.
+    """
+    length_B = jnp.asarray(list(map(len, self.prompts)), jnp.int32)
+    return (
+      jnp.asarray(self.padded(bucket)),
+      length_B,
+      row_keys(self.seeds),
+      self.sampling(),
+      jnp.asarray(self.stops()),
+      length_B + jnp.asarray(self.new_tokens, jnp.int32),
+    )
+
   def padded(self, bucket: int) -> np.ndarray:
     """int32[B, bucket]: prompts, zeros behind them."""
     token_BT = np.zeros((len(self), bucket), np.int32)
@@ -107,14 +123,14 @@ def make_rows(
   *,
   vocab: int,
   max_length: int,
-  n: int,
   max_new_tokens: Any,
-  temperature: Any,
-  top_k: Any,
-  top_p: Any,
-  min_p: Any,
-  seed: Any,
-  stop_ids: Sequence[int],
+  n: int = 1,
+  temperature: Any = 0.0,
+  top_k: Any = 0,
+  top_p: Any = 1.0,
+  min_p: Any = 0.0,
+  seed: Any = 0,
+  stop_ids: Sequence[int] = (),
 ) -> Rows:
   """Expands prompts by `n`, prompt-major, and checks every setting.
 

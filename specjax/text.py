@@ -14,7 +14,7 @@ import tokenizers
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from specjax.weights.files import read_json
+from specjax.weights.files import read_settings
 
 TOKENIZER = 'tokenizer.json'
 BYTES = 'bytes.json'
@@ -220,11 +220,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def check_messages(messages: Messages) -> None:
   """Raises ValueError unless each message has a role and a text."""
   for i, message in enumerate(messages):
-    texts = isinstance(message, dict) and [
-      message.get('role'),
-      message.get('content'),
-    ]
-    if not texts or not all(isinstance(x, str) for x in texts):
+    if not isinstance(message, dict) or not all(
+      isinstance(message.get(key), str) for key in ('role', 'content')
+    ):
       raise ValueError(
         f'message {i} is {message!r}; a chat prompt is a list of '
         '{"role": ..., "content": ...} dicts.'
@@ -232,7 +230,5 @@ def check_messages(messages: Messages) -> None:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-  fields = read_json(path) if path.exists() else {}
-  if not isinstance(fields, dict):
-    raise ValueError(f'{path} holds no settings but {str(fields)[:40]}.')
-  return fields
+  """A file's settings; none where there is no file."""
+  return read_settings(path) if path.exists() else {}

@@ -6,7 +6,17 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from specjax.types import Array, TokenTree
+from specjax.types import Array, Context, TokenTree
+
+
+def root_token(context: Context) -> Array:
+  """int32[B]: the last committed token, the root of every tree."""
+  return take_rows(context.tokens_BT, context.length_B - 1)
+
+
+def take_rows(x: Array, index: Array) -> Array:
+  """x[b, index[b]] for every b; an index is a scalar or an array per b."""
+  return jax.vmap(lambda x, i: x[i])(x, index)
 
 
 def ancestors(parent_BN: Array) -> Array:

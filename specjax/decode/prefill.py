@@ -14,6 +14,7 @@ from specjax.method import Method
 from specjax.models import cache as kv
 from specjax.models.layers import unembed
 from specjax.models.transformer import forward
+from specjax.tree_ops import take_rows
 from specjax.types import (
   Accepted,
   Array,
@@ -114,7 +115,7 @@ def prefill(
     at_B = length_B - 1 - first
     here_B1 = ((at_B >= 0) & (at_B < chunk))[:, None]
     row_B = jnp.clip(at_B, 0, chunk - 1)
-    row_BD = jax.vmap(lambda h, i: h[i])(out.hidden_BTD, row_B)
+    row_BD = take_rows(out.hidden_BTD, row_B)
     last_BD = jnp.where(here_B1, row_BD, last_BD)
     return (kv.write(cache, out.rows, start_B), draft, last_BD), None
 

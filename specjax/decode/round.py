@@ -13,7 +13,7 @@ from specjax.method import Method
 from specjax.models import cache as kv
 from specjax.models.layers import unembed
 from specjax.models.transformer import forward
-from specjax.tree_ops import visible
+from specjax.tree_ops import take_rows, visible
 from specjax.types import (
   Accepted,
   Array,
@@ -87,13 +87,14 @@ def speculative_round(
   out, logits_BNV, verdict = verify(method, params, state, tree, round)
   record = observe(tree, logits_BNV, verdict) if observe else None
 
-  path_BP = verdict.path_BP
+  # Padding of the path reads the root; nothing looks at what it gives.
+  index_BP = jnp.maximum(verdict.path_BP, 0)
   start_B = state.context.length_B - 1
-  token_BP = _pick(tree.token_BN, path_BP)
+  token_BP = take_rows(tree.token_BN, index_BP)
   rows, taps_BPE = out.rows, out.taps_BTE
   if not tree.is_chain:  # a chain is its own path
-    rows = kv.select(rows, path_BP)
-    taps_BPE = jax.vmap(lambda x, i: x[i])(taps_BPE, jnp.maximum(path_BP, 0))
+    rows = kv.select(rows, verdict.path_BP)
+    taps_BPE = take_rows(taps_BPE, index_BP)
   accepted = Accepted(
     token_BP=token_BP,
     start_B=start_B,
@@ -116,13 +117,8 @@ def speculative_round(
   emitted_BP = jnp.where(at_end_BP, verdict.bonus_B[:, None], next_BP)
   logits_BPV = None
   if state.logprob_BT is not None:
-    index_BP = jnp.maximum(path_BP, 0)
-    logits_BPV = jax.vmap(lambda x, i: x[i])(logits_BNV, index_BP)
+    logits_BPV = take_rows(logits_BNV, index_BP)
   return emit(state, emitted_BP, verdict.length_B, logits_BPV), record
-
-
-def _pick(x_BN: Array, path_BP: Array) -> Array:
-  return jnp.take_along_axis(x_BN, jnp.maximum(path_BP, 0), axis=1)
 
 
 def _note(state: DecodeState, verdict: Verdict) -> Array:

@@ -17,6 +17,7 @@ from specjax.models.config import ModelConfig
 from specjax.models.config import from_hf as model_from_hf
 from specjax.models.names import Tensor, layer_tensors
 from specjax.models.rope import rotate, rotation
+from specjax.tree_ops import root_token
 from specjax.types import (
   Accepted,
   Array,
@@ -164,7 +165,7 @@ class DFlash:
   ) -> Hidden:
     """The block pass; always the whole block, as it was trained."""
     start_B = context.length_B - 1  # the anchor's position
-    anchor_B1 = jnp.take_along_axis(context.tokens_BT, start_B[:, None], axis=1)
+    anchor_B1 = root_token(context)[:, None]
     b, t = anchor_B1.shape[0], self.block
     masks_BT = jnp.full((b, t - 1), self.mask_id, jnp.int32)
     see_TT = jnp.ones((t, t), bool)

@@ -13,6 +13,7 @@ from specjax import sampling
 from specjax.models import cache as kv
 from specjax.models import names, transformer
 from specjax.models.config import ModelConfig
+from specjax.tree_ops import take_rows
 from specjax.types import (
   Accepted,
   Array,
@@ -124,7 +125,7 @@ class DraftModel:
         f'tree asked for: width {scratch.ask.width}, depth {scratch.ask.depth}.'
       )
     parent_BW = scratch.depth_rows(frontier.depth - 1).start + frontier.row_BW
-    above_BWN = jax.vmap(lambda x, i: x[i])(scratch.above_BNN, parent_BW)
+    above_BWN = take_rows(scratch.above_BNN, parent_BW)
     own_BWW = jnp.broadcast_to(jnp.eye(w, dtype=bool), (b, w, w))
     root_B = scratch.round.context.length_B - 1
     out = transformer.forward(

@@ -16,6 +16,7 @@ from specjax.models import layers as nn
 from specjax.models import transformer
 from specjax.models.config import ModelConfig
 from specjax.models.names import Tensor
+from specjax.tree_ops import root_token, take_rows
 from specjax.types import (
   Accepted,
   Array,
@@ -136,9 +137,7 @@ class TreeFlash:
       hidden.normed_BTD[:, : depth - 1], target.head, round, plain
     ).token_BWC
     b = parent_BTM.shape[0]
-    anchor_B1 = jnp.take_along_axis(
-      context.tokens_BT, context.length_B[:, None] - 1, axis=1
-    )
+    anchor_B1 = root_token(context)[:, None]
     before_BW = jnp.concatenate([anchor_B1, parent_BTM.reshape(b, -1)], axis=1)
     at_W = np.append([0], np.repeat(np.arange(1, depth), plain))
     corrected_BWD = self.correct(
@@ -164,11 +163,10 @@ class TreeFlash:
     parent_BM = tables.parent_BTM[:, at]
     match_BWM = frontier.token_BW[..., None] == parent_BM[:, None]
     index_BW = jnp.argmax(match_BWM, axis=-1)
-    take = jax.vmap(lambda x_MC, i_W: x_MC[i_W])
-    logq_BWC = take(tables.logq_BTMC[:, at], index_BW)
+    logq_BWC = take_rows(tables.logq_BTMC[:, at], index_BW)
     known_BW1 = jnp.any(match_BWM, axis=-1, keepdims=True)
     return Candidates(
-      take(tables.token_BTMC[:, at], index_BW),
+      take_rows(tables.token_BTMC[:, at], index_BW),
       jnp.where(known_BW1, logq_BWC, -jnp.inf),
     ), tables
 

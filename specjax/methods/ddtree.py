@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from specjax.drafters.dflash import from_hf
 from specjax.method import Method
 from specjax.models.config import ModelConfig
+from specjax.models.transformer import scans
 from specjax.trees.best_first import BestFirst
 from specjax.verify.follow import Follow
 
@@ -32,9 +31,7 @@ def build(
   Raises:
     ValueError: no node, or see `dflash.from_hf`.
   """
-  if stacked is None:
-    stacked = jax.default_backend() != 'cpu'
-  drafter = from_hf(drafter_config, target_config, stacked=stacked)
+  drafter = from_hf(drafter_config, target_config, stacked=scans(stacked))
   tree = BestFirst(
     nodes=nodes,
     depth=drafter.max_depth,

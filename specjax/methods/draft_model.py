@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from specjax.drafters.draft_model import DraftModel
 from specjax.method import Method
 from specjax.models.config import ModelConfig, from_hf
+from specjax.models.transformer import scans
 from specjax.trees.chain import Chain
 from specjax.verify.rejection import Rejection
 
@@ -40,11 +39,9 @@ def build(
     )
   if nodes < 1:
     raise ValueError(f'nodes is {nodes}; the root alone is 1.')
-  if stacked is None:
-    stacked = jax.default_backend() != 'cpu'
   return Method(
     name='draft_model',
-    drafter=DraftModel(config=config, stacked=stacked),
+    drafter=DraftModel(config=config, stacked=scans(stacked)),
     tree=Chain(depth=nodes - 1, sampled=True),
     verify=Rejection(),
   )

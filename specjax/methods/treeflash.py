@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from specjax.drafters.treeflash import from_hf
 from specjax.method import Method
 from specjax.models.config import ModelConfig
+from specjax.models.transformer import scans
 from specjax.trees.best_first import BestFirst
 from specjax.verify.follow import Follow
 
@@ -36,9 +35,9 @@ def build(
   Raises:
     ValueError: no node, or see `treeflash.from_hf`.
   """
-  if stacked is None:
-    stacked = jax.default_backend() != 'cpu'
-  drafter = from_hf(drafter_config, target_config, plain=plain, stacked=stacked)
+  drafter = from_hf(
+    drafter_config, target_config, plain=plain, stacked=scans(stacked)
+  )
   tree = BestFirst(
     nodes=nodes,
     depth=drafter.max_depth,

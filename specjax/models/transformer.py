@@ -112,6 +112,14 @@ def init_like(shapes, key: Array, scale: float = 0.02):
   return jax.tree_util.tree_unflatten(tree, values)
 
 
+def scans(stacked: bool | None) -> bool:
+  """Whether layers are stacked: as asked, or wherever that costs nothing.
+
+  Slicing a layer out of a stack copies it on CPU, see `ModelConfig.segments`.
+  """
+  return jax.default_backend() != 'cpu' if stacked is None else stacked
+
+
 def restack(weights: Weights, stacked: bool) -> Weights:
   """The same weights with layers stacked for scan, or one by one."""
   config = weights.config

@@ -85,8 +85,7 @@ class BestFirst:
   ) -> tuple[TokenTree, object]:
     """See `method.Tree`; learns nothing, so `params` is not read."""
     del params
-    last_B1 = round.context.length_B[:, None] - 1
-    root_B1 = jnp.take_along_axis(round.context.tokens_BT, last_B1, axis=1)
+    root_B1 = tree_ops.root_token(round.context)[:, None]
     if self.max_depth == 0:
       none_B0 = jnp.zeros((root_B1.shape[0], 0), jnp.int32)
       return tree_ops.chain(root_B1[:, 0], none_B0, none_B0), scratch
@@ -122,21 +121,16 @@ class BestFirst:
     i_A, k_A = pairs(width, shape[-1], budget, self.shared_rows)
     score_BA = beam.score_BW[:, i_A] + logq_BWC[:, i_A, k_A]
     score_BW, pick_BW = top_k(score_BA, min(budget, len(i_A)))
-    pick = lambda x_BA: jnp.take_along_axis(x_BA, pick_BW, axis=1)
-    found = Beam(
-      score_BW=score_BW,
-      token_BW=pick(token_BWC[:, i_A, k_A]),
-      parent_BW=jnp.asarray(i_A)[pick_BW],
-    )
     # One width for all lengths, so that an expensive drafter has one shape.
     missing = budget - score_BW.shape[1]
-    pad = lambda x, value: jnp.pad(
-      x, ((0, 0), (0, missing)), constant_values=value
+    pad = lambda x_BW, value: jnp.pad(
+      x_BW, ((0, 0), (0, missing)), constant_values=value
     )
+    token_BA = token_BWC[:, i_A, k_A]
     return Beam(
-      score_BW=pad(found.score_BW, -jnp.inf),
-      token_BW=pad(found.token_BW, 0),
-      parent_BW=pad(found.parent_BW, 0),
+      score_BW=pad(score_BW, -jnp.inf),
+      token_BW=pad(jnp.take_along_axis(token_BA, pick_BW, axis=1), 0),
+      parent_BW=pad(jnp.asarray(i_A)[pick_BW], 0),
     )
 
   def _best(self, root_B1: Array, beams: list[Beam]) -> TokenTree:

@@ -41,10 +41,7 @@ class Chain:
   ) -> tuple[TokenTree, object]:
     """See `method.Tree`; learns nothing, so `params` is not read."""
     del params
-    last_B = round.context.length_B - 1
-    root_B = jnp.take_along_axis(
-      round.context.tokens_BT, last_B[:, None], axis=1
-    )[:, 0]
+    root_B = tree_ops.root_token(round.context)
     b = root_B.shape[0]
     tokens, scores, laws = [], [], []
     candidates, noise_BPV = root, self._noise(root, round)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling
+from specjax.tree_ops import take_rows
 from specjax.types import Array, Round, TokenTree, Verdict
 from specjax.verify.follow import Follow
 
@@ -86,10 +87,10 @@ def judge(
     jnp.cumprod(kept_BW, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32
   )
   # What is owed after the last kept draft; q is 0 where no draft was judged.
-  owed_BV = _row(p_BNV, accepted_B)
+  owed_BV = take_rows(p_BNV, accepted_B)
   last_B = jnp.minimum(accepted_B, drafts - 1)
-  judged_B = (accepted_B < drafts) & _row(valid_BW, last_B)
-  q_BV = jnp.where(judged_B[:, None], _row(q_BWV, last_B), 0)
+  judged_B = (accepted_B < drafts) & take_rows(valid_BW, last_B)
+  q_BV = jnp.where(judged_B[:, None], take_rows(q_BWV, last_B), 0)
   residual_BV = jnp.maximum(owed_BV - q_BV, 0)
   # Rounding can leave nothing where p and q agree; then p itself is owed.
   some_B1 = jnp.sum(residual_BV, axis=-1, keepdims=True) > 0
@@ -109,11 +110,6 @@ def _check(tree: TokenTree, logits_BNV: Array) -> None:
       f'drafts come with laws over {tree.draft.logq_BWC.shape[-1]} tokens, the '
       f'target has {vocab}; give the whole vocabulary, -inf where it is cut.'
     )
-
-
-def _row(x: Array, index_B: Array) -> Array:
-  """x[b, index_b] for every b."""
-  return jax.vmap(lambda x, i: x[i])(x, index_B)
 
 
 def _uniform(key_B: Array, start_B: Array, count: int) -> Array:

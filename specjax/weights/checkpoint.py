@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from specjax.weights.leaves import leaves_by_path
+
 
 def save(
   path: str | os.PathLike, tree: Any, *, overwrite: bool = False
@@ -31,7 +33,7 @@ def save(
     )
   leaves = {
     name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
-    for name, leaf in _leaves(tree)[0].items()
+    for name, leaf in leaves_by_path(tree)[0].items()
   }
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path, leaves, force=overwrite)
@@ -52,7 +54,7 @@ def restore(path: str | os.PathLike, like: Any) -> Any:
   path = pathlib.Path(path).absolute()
   if not path.is_dir():
     raise ValueError(f'there is no checkpoint at {path}.')
-  leaves, structure = _leaves(like)
+  leaves, structure = leaves_by_path(like)
   wanted = {name: _abstract(leaf) for name, leaf in leaves.items()}
   with ocp.StandardCheckpointer() as checkpointer:
     try:
@@ -64,12 +66,6 @@ def restore(path: str | os.PathLike, like: Any) -> Any:
   return jax.tree_util.tree_unflatten(
     structure, [_wrap(leaf, found[name]) for name, leaf in leaves.items()]
   )
-
-
-def _leaves(tree: Any) -> tuple[dict[str, Any], Any]:
-  keyed, structure = jax.tree_util.tree_flatten_with_path(tree)
-  name = lambda keys: jax.tree_util.keystr(keys, simple=True, separator='.')
-  return {name(keys): leaf for keys, leaf in keyed}, structure
 
 
 def _is_key(leaf: Any) -> bool:

@@ -64,20 +64,28 @@ def _files(source: pathlib.Path) -> list[pathlib.Path]:
   index = source / INDEX
   if not index.exists():
     raise ValueError(f'{source} holds neither {WEIGHTS} nor {INDEX}.')
-  content = read_json(index)
-  names = content.get('weight_map') if isinstance(content, dict) else None
+  names = read_settings(index).get('weight_map')
   if not isinstance(names, dict) or not names:
     raise ValueError(f'{index} has no weight_map; download it again.')
   return [source / name for name in sorted(set(names.values()))]
 
 
 def read_json(path: pathlib.Path) -> Any:
+  """A file's content."""
   try:
     return json.loads(path.read_text())
   except FileNotFoundError:
     raise ValueError(f'{path.parent} holds no {path.name}.') from None
   except ValueError as error:  # not JSON, or not even text
     raise ValueError(f'{path} is not valid JSON: {error}.') from None
+
+
+def read_settings(path: pathlib.Path) -> dict[str, Any]:
+  """A file that holds one JSON object."""
+  content = read_json(path)
+  if not isinstance(content, dict):
+    raise ValueError(f'{path} holds no settings but {str(content)[:40]}.')
+  return content
 
 
 @contextlib.contextmanager

@@ -30,9 +30,10 @@ from specjax.weights.files import (
   WEIGHTS,
   Stored,
   opened,
-  read_json,
+  read_settings,
   replacing,
 )
+from specjax.weights.leaves import leaves_by_path
 
 EMBEDDING, HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
 NO_PARAMETER = ('*rotary_emb.inv_freq',)
@@ -48,7 +49,7 @@ def read_config(folder: Path) -> ModelConfig:
   Raises:
     ValueError: no or unreadable config.json, or a model that is not supported.
   """
-  return from_hf(read_json(pathlib.Path(folder) / CONFIG))
+  return from_hf(read_settings(pathlib.Path(folder) / CONFIG))
 
 
 def load_target(folder: Path, *, dtype=None, stacked: bool) -> Weights:
@@ -98,7 +99,7 @@ def load_tensors(
     ValueError: a file that is missing or damaged, by name; or all tensors that
       are missing, unexpected or of another shape or kind, in one message.
   """
-  leaves, tree = _leaves(shapes)
+  leaves, tree = leaves_by_path(shapes)
   row_of = _check_rows(rows, leaves)
   with opened(pathlib.Path(source)) as stored:
     parts_of, problems = _match(stored, row_of, leaves, optional_prefix, ignore)
@@ -142,7 +143,7 @@ def save_tensors(tree: Any, rows: Sequence[Tensor], file: Path) -> None:
   Raises:
     ValueError: rows and leaves do not fit.
   """
-  leaves, _ = _leaves(tree)
+  leaves, _ = leaves_by_path(tree)
   row_of = _check_rows(rows, leaves)
   tensors = {}
   for path, leaf in leaves.items():
@@ -158,13 +159,6 @@ def save_tensors(tree: Any, rows: Sequence[Tensor], file: Path) -> None:
     mode = part.stat().st_mode
     save_file(tensors, part, metadata={'format': 'pt'})
     part.chmod(mode)  # safetensors 0.8 writes for the owner only
-
-
-def _leaves(tree: Any) -> tuple[dict[str, Any], Any]:
-  """Leaves by attribute path, as in `Tensor.path`, and the tree's structure."""
-  keyed, structure = jax.tree_util.tree_flatten_with_path(tree)
-  name = lambda keys: jax.tree_util.keystr(keys, simple=True, separator='.')
-  return {name(keys): leaf for keys, leaf in keyed}, structure
 
 
 def _check_rows(rows: Sequence[Tensor], leaves: Mapping) -> dict[str, Tensor]:
