@@ -16,12 +16,16 @@ import jax.numpy as jnp
 from specjax import compile_cache, methods, text
 from specjax.decoder import Decoder
 from specjax.inputs import whole
-from specjax.method import Method
+from specjax.method import LearnedTree, Method, Vocabulary, bind
 from specjax.models.config import ModelConfig, from_hf
 from specjax.models.transformer import check_taps, scans
 from specjax.types import Params
 from specjax.weights.files import read_settings
-from specjax.weights.safetensors import load_target, load_tensors
+from specjax.weights.safetensors import (
+  load_target,
+  load_tensors,
+  stored_shapes,
+)
 
 PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'byte_lm'
 DTYPES = ('auto', 'float32', 'bfloat16')
@@ -33,6 +37,8 @@ def load(
   drafter: Any = None,
   *,
   nodes: int | None = None,
+  vocab: Vocabulary | None = None,
+  scorer: str | pathlib.Path | None = None,
   dtype: str = 'auto',
   stacked: bool | None = None,
   **options: Any,
@@ -48,6 +54,8 @@ def load(
     nodes: rows the target verifies per round, root included; None is the
       method's own default. A published budget that leaves the root out (DDTree)
       is one less.
+    vocab: limits what the drafter may propose, see `specjax.vocab`.
+    scorer: the folder of a learned tree's weights (TAPS).
     dtype: of weights and compute; 'auto' follows the checkpoint on GPU and TPU
       and is float32 on CPU, which has no fast bfloat16.
     stacked: scan over layers (None: not on CPU, where slicing a layer out of a
@@ -63,8 +71,10 @@ def load(
   bound = _bound(method, nodes, options)
   folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
   config = _settings(folder, from_hf, (TypeError, ValueError))
+  from_files = not isinstance(bound, Method) or isinstance(
+    drafter, (str, pathlib.Path)
+  )
   if isinstance(bound, Method):
-    from_files = isinstance(drafter, (str, pathlib.Path))
     drafter_folder = _folder(drafter) if from_files else None
   else:
     name, build = bound
@@ -72,7 +82,8 @@ def load(
     if drafter_folder is None:
       bound = build(config, None)
     else:
-      read = functools.partial(build, config)
+      shapes = stored_shapes(drafter_folder)
+      read = lambda settings: build(config, {**settings, 'tensors': shapes})
       bound = _settings(drafter_folder, read, (TypeError,))
   check_taps(bound.drafter.taps, config.layers)
 
@@ -82,11 +93,14 @@ def load(
     drafter_params = _load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
+  tree_params = _load_tree(bound, scorer, config, kind)
   weights = load_target(folder, dtype=kind, stacked=scans(stacked))
+  params = Params(target=weights, drafter=drafter_params, tree=tree_params)
+  params = bind(bound, params, drafter=from_files)
+  if vocab is not None:
+    bound, params = vocab.wrap(bound, params)
   return Decoder(
-    method=bound,
-    params=Params(target=weights, drafter=drafter_params),
-    tokenizer=text.load_tokenizer(folder),
+    method=bound, params=params, tokenizer=text.load_tokenizer(folder)
   )
 
 
@@ -196,9 +210,30 @@ def _dtype(name: str, config: ModelConfig, on_cpu: bool):
 
 
 def _load_drafter(method: Method, folder, config: ModelConfig, dtype) -> Any:
-  shapes = jax.eval_shape(
-    lambda key: method.drafter.init(key, config), jax.random.key(0)
-  )
-  rows = method.drafter.tensors()
+  """The drafter's tensors as its checkpoint holds them."""
   # Publishers disagree on whether names begin with `model.`.
-  return load_tensors(folder, rows, shapes, dtype, optional_prefix='model.')
+  return _load_part(method.drafter, folder, config, dtype, 'model.')
+
+
+def _load_tree(method: Method, scorer, config: ModelConfig, dtype) -> Any:
+  """A learned tree's tensors; nothing for other trees."""
+  if not isinstance(method.tree, LearnedTree):
+    if scorer is not None:
+      raise ValueError(
+        f'the tree of method {method.name!r} learns nothing; leave scorer out.'
+      )
+    return ()
+  if scorer is None:
+    raise ValueError(
+      f'method {method.name!r} needs a trained scorer and none is packaged for '
+      'this target; train one on traces of this target and drafter and pass '
+      'scorer=FOLDER.'
+    )
+  return _load_part(method.tree, _folder(scorer), config, dtype, '')
+
+
+def _load_part(part, folder, config: ModelConfig, dtype, prefix: str) -> Any:
+  shapes = jax.eval_shape(lambda key: part.init(key, config), jax.random.key(0))
+  return load_tensors(
+    folder, part.tensors(), shapes, dtype, optional_prefix=prefix
+  )

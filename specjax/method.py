@@ -7,8 +7,8 @@ of jit. Arrays never live in them: they are in `Params` and in `DecodeState`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from specjax.models.names import Tensor
 from specjax.types import (
@@ -17,10 +17,14 @@ from specjax.types import (
   Ask,
   Candidates,
   Frontier,
+  Head,
+  Params,
   Round,
   TokenTree,
   Verdict,
 )
+
+SHARPNESS = (1.0,)  # of coupled drafts, unless told otherwise
 
 Expand = Callable[[Any, Frontier], tuple[Candidates, Any]]
 
@@ -42,6 +46,9 @@ class Drafter(Protocol):
 
   def tensors(self) -> list[Tensor]:
     """Where each parameter stands in a checkpoint; empty without weights."""
+
+  def head(self, params, target) -> Head | None:
+    """The rows its candidates come from; None for a drafter without."""
 
   def start(self, params, target, batch: int, capacity: int) -> Any:
     """The state before anything was read; `capacity` tokens must fit."""
@@ -72,6 +79,46 @@ class Tree(Protocol):
     """Builds the tree below the last committed token."""
 
 
+@runtime_checkable
+class LearnedTree(Tree, Protocol):
+  """A tree with parameters of its own; they are `Params.tree`."""
+
+  def init(self, key: Array, target_config: Any) -> Any:
+    """Random parameters, as they stand in a checkpoint."""
+
+  def tensors(self) -> list[Tensor]:
+    """Where each of them stands in a checkpoint."""
+
+
+@runtime_checkable
+class Binds(Protocol):
+  """A drafter or tree that reads other arrays than its checkpoint holds."""
+
+  def bind(self, params: Any, target: Any) -> Any:
+    """What its loop reads, made once from those and the target's weights.
+
+    Raises:
+      ValueError: values that contradict one another or the target.
+    """
+
+
+class Vocabulary(Protocol):
+  """What `specjax.load(vocab=...)` takes: limits what a drafter may propose."""
+
+  def wrap(self, method: Method, params: Params) -> tuple[Method, Params]:
+    """The method with its drafter wrapped, and parameters to match."""
+
+
+@runtime_checkable
+class SizedTree(Tree, Protocol):
+  """A tree whose first rows are trees too, of which each round takes one."""
+
+  sizes: tuple[int, ...]  # rows verified, root included, rising to `nodes`
+
+  def choose(self, params: Any, tree: TokenTree, round: Round) -> Array:
+    """int32[]: an index into `sizes`, one for the whole batch."""
+
+
 class Verify(Protocol):
   """Which guesses may stay?"""
 
@@ -85,14 +132,59 @@ class Verify(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-  """A drafter, a tree and a verifier; one static object."""
+  """A drafter, a tree and a verifier; one static object.
+
+  `sharpness` couples the drafts to the verifier's noise where a row samples,
+  see `candidates.top_candidates`: one number per depth, the last for all that
+  are deeper; None drafts as if greedy.
+  """
 
   name: str
   drafter: Drafter
   tree: Tree
   verify: Verify
+  sharpness: tuple[float, ...] | None = None
+
+  def __post_init__(self):
+    if self.sharpness is None:
+      return
+    if not self.sharpness or not all(s > 0 for s in self.sharpness):
+      raise ValueError(
+        f'sharpness is {self.sharpness}; give numbers above 0, one per depth.'
+      )
+    if self.tree.ask.fanout is None:
+      raise ValueError(
+        'drafts that look at the noise of the verifier are no draws from the '
+        "drafter's law; couple them with rule='follow', or not at all."
+      )
 
   @property
   def path_rows(self) -> int:
     """Tokens one round can emit at most."""
     return self.tree.ask.depth + 1
+
+
+def sharpness_of(coupled: bool | float | Sequence[float]) -> Any:
+  """`Method.sharpness` of a build function's `coupled`.
+
+  True takes `SHARPNESS`, False drafts as if greedy; numbers are taken as given.
+  """
+  if isinstance(coupled, bool):
+    return SHARPNESS if coupled else None
+  if isinstance(coupled, (int, float)):
+    return (float(coupled),)
+  return tuple(map(float, coupled))
+
+
+def bind(method: Method, params: Params, *, drafter: bool = True) -> Params:
+  """Parameters as checkpoints hold them, made into those that loops read.
+
+  `drafter=False`: the drafter's are made already.
+  """
+  made = lambda part, x: (
+    part.bind(x, params.target) if isinstance(part, Binds) else x
+  )
+  return params.replace(
+    drafter=made(method.drafter, params.drafter) if drafter else params.drafter,
+    tree=made(method.tree, params.tree),
+  )

@@ -1,4 +1,4 @@
-"""Warping, position-keyed noise and candidates: one place for all.
+"""Warping and position-keyed noise: one place for all.
 
 Plain decoding, verification and drafting call the same functions, so that "the
 target's distribution" means one thing. All of it is float32.
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.top_candidates.api import top_candidates as _top_candidates
 from specjax.filtering import cut
-from specjax.types import Array, Candidates, Round, Sampling
+from specjax.types import Array, Sampling
 
 # Purposes: no two draws of a row share a key, whatever position they are at.
 NOISE, DRAFT, ACCEPT, RESIDUAL = range(4)
@@ -93,28 +92,6 @@ def draw(
     return jnp.argmax(logits_BNV, axis=-1).astype(jnp.int32)
   perturbed_BNV = warp(logits_BNV, sampling) + noise_BNV
   return jnp.argmax(perturbed_BNV, axis=-1).astype(jnp.int32)
-
-
-def top_candidates(
-  hidden_BWD: Array, head_VD: Array, round: Round, fanout: int | None
-) -> Candidates:
-  """Candidates from normed hidden states, best first.
-
-  Scores are log-probabilities over the whole vocabulary at temperature 1: a
-  deterministic tree is not warped. `fanout=None` gives the row's own sampling
-  law over all V tokens, in order of id; where every row is greedy that law is
-  one token, and one is returned.
-  """
-  if fanout is None and round.sampling.all_greedy:
-    fanout = 1
-  if fanout is not None:
-    return Candidates(*_top_candidates(hidden_BWD, head_VD, fanout))
-  logits_BWV = jnp.einsum(
-    'bwd,vd->bwv', hidden_BWD, head_VD, preferred_element_type=jnp.float32
-  )
-  logq_BWV = jax.nn.log_softmax(warp(logits_BWV, round.sampling), axis=-1)
-  token_V = jnp.arange(logq_BWV.shape[-1], dtype=jnp.int32)
-  return Candidates(jnp.broadcast_to(token_V, logq_BWV.shape), logq_BWV)
 
 
 def _first_maximum(z_BNV: Array) -> Array:

@@ -66,6 +66,20 @@ def chain(root_B: Array, token_BN: Array, logq_BN: Array, **kw) -> TokenTree:
   )
 
 
+def first(tree: TokenTree, nodes: int) -> TokenTree:
+  """The first rows of a tree, which are one: parents stand before children."""
+  cut = lambda x_BN: x_BN[:, :nodes]
+  return tree.replace(
+    token_BN=cut(tree.token_BN),
+    parent_BN=cut(tree.parent_BN),
+    depth_BN=cut(tree.depth_BN),
+    valid_BN=cut(tree.valid_BN),
+    logq_BN=cut(tree.logq_BN),
+    draft=None,
+    is_chain=False,  # its path may be padded beyond its nodes
+  )
+
+
 def walk(tree: TokenTree, kept_BN: Array) -> tuple[Array, Array, Array]:
   """The kept nodes as a path: (path_BP -1 padded, length_B, end_B).
 

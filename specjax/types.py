@@ -63,15 +63,37 @@ class Round:
 
   Row d of the noise belongs to position root + 1 + d: the children of a node
   at depth d are drawn with row d. None where every row is greedy.
-  `sharpness_P` is set only when drafts are coupled to that noise; a drafter
-  without coupling ignores both.
+  `sharpness_P` is set only where drafts are coupled to that noise, see
+  `candidates.top_candidates`. `head` is set by a wrapper that limits what its
+  drafter may propose.
   """
 
   context: Context
   key_B: Array  # one PRNG key per row, the same for its whole life
   noise_BPV: Array | None  # float32
   sampling: Sampling
-  sharpness_P: Array | None = None
+  sharpness_P: Array | None = None  # float32
+  alive_B: Array | None = None  # bool, rows that are not done; None is all
+  head: Head | None = None
+
+
+@struct
+class Head:
+  """Output rows of a drafter, and which token each of them proposes.
+
+  Here V counts rows, which may be fewer than the target's tokens. Sequences may
+  have rows of their own behind the common ones; an id of -1 is an empty row.
+  """
+
+  rows_VD: Array
+  id_V: Array | None = None  # int32, all different; None: row v is token v
+  own_BVD: Array | None = None
+  own_id_BV: Array | None = None  # int32, none of them in id_V
+
+  @property
+  def size(self) -> int:
+    own = 0 if self.own_id_BV is None else self.own_id_BV.shape[1]
+    return self.rows_VD.shape[0] + own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,12 +101,14 @@ class Ask:
   """What a tree will request, known before tracing.
 
   `fanout=None` asks for the whole vocabulary, warped as the row samples: the
-  exact law from which a sampled chain is drawn.
+  exact law from which a sampled chain is drawn. `features` asks for what a
+  learned tree reads beside the scores.
   """
 
   depth: int
   width: int = 1
   fanout: int | None = 1
+  features: bool = False
 
 
 @struct
@@ -106,7 +130,16 @@ class Candidates:
 
   token_BWC: Array  # int32
   logq_BWC: Array  # float32
-  features: Any = None  # whatever a learned tree wants beside the scores
+  features: Features | None = None  # where the tree asked for them
+
+
+@struct
+class Features:
+  """What a learned tree reads beside the scores; plain, never coupled."""
+
+  hidden_BWD: Array  # what the head reads
+  entropy_BW: Array  # float32, nats, of the whole law at temperature 1
+  logq_BWC: Array  # float32, log-probabilities at temperature 1
 
 
 @struct

@@ -10,7 +10,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-BASE = {'types', 'sampling', 'tree_ops'}
+BASE = {'types', 'sampling', 'candidates', 'tree_ops'}
 # What a part of specjax may import from the rest of it; itself goes without
 # saying. Parts that are not named stand above all of these.
 ARROWS = {
@@ -18,6 +18,7 @@ ARROWS = {
   'tree_ops': {'types'},
   'filtering': {'types'},
   'sampling': {'types', 'filtering'},
+  'candidates': {'types', 'sampling'},
   'metrics': {'types'},
   'models': BASE,
   'weights': {'types', 'models'},
@@ -26,7 +27,8 @@ ARROWS = {
   'trees': BASE,
   'verify': BASE,
   'decode': BASE | {'models', 'method'},
-  'methods': {'drafters', 'trees', 'verify', 'method', 'models'},
+  'rules': {'trees', 'verify', 'method'},
+  'methods': {'rules', 'drafters', 'trees', 'verify', 'method', 'models'},
 }
 EDGE = {'gin', 'absl', 'matplotlib'}  # settings, flags and plots
 REFERENCES = {'torch', 'transformers'}  # what we are compared with

@@ -16,7 +16,7 @@ from specjax import methods, sampling
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.inputs import Rows, make_rows
-from specjax.method import Method
+from specjax.method import LearnedTree, Method, bind
 from specjax.models import transformer
 from specjax.models.config import FAMILIES, ModelConfig, tiny
 from specjax.types import DecodeState, Params
@@ -103,8 +103,13 @@ def make_case(name: str) -> Case:
 
 def case_of(method: Method, seed: int = 1) -> Case:
   """A method with random drafter parameters."""
-  drafter = method.drafter.init(jax.random.key(seed), CONFIG)
-  return Case(method, Params(target=WEIGHTS, drafter=drafter))
+  drafter_key, tree_key = jax.random.split(jax.random.key(seed))
+  tree = ()
+  if isinstance(method.tree, LearnedTree):
+    tree = method.tree.init(tree_key, CONFIG)
+  drafter = method.drafter.init(drafter_key, CONFIG)
+  params = Params(target=WEIGHTS, drafter=drafter, tree=tree)
+  return Case(method, bind(method, params))
 
 
 def rows_of(

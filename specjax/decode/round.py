@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
+from specjax import tree_ops
 from specjax.decode.emit import emit
-from specjax.method import Method
+from specjax.method import Method, SizedTree
 from specjax.models import cache as kv
 from specjax.models.layers import unembed
 from specjax.models.transformer import forward
@@ -22,6 +23,7 @@ from specjax.types import (
   Round,
   TokenTree,
   Verdict,
+  struct,
 )
 
 
@@ -35,11 +37,18 @@ def open_round(method: Method, params: Params, state: DecodeState) -> Round:
       method.path_rows,
       params.target.config.vocab,
     )
+  sharpness_P = None
+  if method.sharpness is not None and noise_BPV is not None:
+    last = len(method.sharpness) - 1
+    at_P = [min(p, last) for p in range(method.path_rows)]
+    sharpness_P = jnp.asarray([method.sharpness[p] for p in at_P], jnp.float32)
   return Round(
     context=state.context,
     key_B=state.key_B,
     noise_BPV=noise_BPV,
     sampling=state.sampling,
+    sharpness_P=sharpness_P,
+    alive_B=~state.done_B,
   )
 
 
@@ -74,6 +83,78 @@ def verify(
   return out, logits_BNV, method.verify(tree, logits_BNV, round)
 
 
+@struct
+class Checked:
+  """What the target's pass over a tree leaves; shaped by paths, not nodes."""
+
+  verdict: Verdict
+  token_BP: Array  # int32, the path's tokens; padding reads the root
+  rows: kv.KVCache
+  taps_BPE: Array
+  logits_BPV: Array | None
+  record: object
+
+
+def check(
+  method: Method,
+  params: Params,
+  state: DecodeState,
+  tree: TokenTree,
+  round: Round,
+  observe=None,
+) -> Checked:
+  """Verifies a tree and gathers what stands along the accepted path."""
+  out, logits_BNV, verdict = verify(method, params, state, tree, round)
+  # Padding of the path reads the root; nothing looks at what it gives.
+  index_BP = jnp.maximum(verdict.path_BP, 0)
+  rows, taps_BPE = out.rows, out.taps_BTE
+  if not tree.is_chain:  # a chain is its own path
+    rows = kv.select(rows, verdict.path_BP)
+    taps_BPE = take_rows(taps_BPE, index_BP)
+  keep = state.logprob_BT is not None
+  return Checked(
+    verdict=verdict,
+    token_BP=take_rows(tree.token_BN, index_BP),
+    rows=rows,
+    taps_BPE=taps_BPE,
+    logits_BPV=take_rows(logits_BNV, index_BP) if keep else None,
+    record=observe(tree, logits_BNV, verdict) if observe else None,
+  )
+
+
+def check_sized(
+  method: Method,
+  params: Params,
+  state: DecodeState,
+  tree: TokenTree,
+  round: Round,
+  observe=None,
+) -> Checked:
+  """`check` of the first rows of a tree, as many as it chooses.
+
+  The switch stands around the whole pass, since rows that are only masked cost
+  as much as others. An observer sees trees of one size: what was not verified
+  is no node, and its logits are zero.
+  """
+
+  def branch(nodes: int):
+    def widened(part, logits_BNV, verdict):
+      seen_N = jnp.arange(method.tree.nodes) < nodes
+      whole = tree.replace(valid_BN=tree.valid_BN & seen_N)
+      missing = ((0, 0), (0, method.tree.nodes - nodes), (0, 0))
+      return observe(whole, jnp.pad(logits_BNV, missing), verdict)
+
+    first = tree_ops.first(tree, nodes)
+    return lambda: check(
+      method, params, state, first, round, widened if observe else None
+    )
+
+  return jax.lax.switch(
+    method.tree.choose(params.tree, tree, round),
+    [branch(nodes) for nodes in method.tree.sizes],
+  )
+
+
 def speculative_round(
   method: Method, params: Params, state: DecodeState, observe=None
 ) -> tuple[DecodeState, object]:
@@ -84,27 +165,21 @@ def speculative_round(
   """
   round = open_round(method, params, state)
   tree, scratch = draft(method, params, state, round)
-  out, logits_BNV, verdict = verify(method, params, state, tree, round)
-  record = observe(tree, logits_BNV, verdict) if observe else None
-
-  # Padding of the path reads the root; nothing looks at what it gives.
-  index_BP = jnp.maximum(verdict.path_BP, 0)
-  start_B = state.context.length_B - 1
-  token_BP = take_rows(tree.token_BN, index_BP)
-  rows, taps_BPE = out.rows, out.taps_BTE
-  if not tree.is_chain:  # a chain is its own path
-    rows = kv.select(rows, verdict.path_BP)
-    taps_BPE = take_rows(taps_BPE, index_BP)
+  sized = isinstance(method.tree, SizedTree)
+  checked = (check_sized if sized else check)(
+    method, params, state, tree, round, observe
+  )
+  verdict, start_B = checked.verdict, state.context.length_B - 1
   accepted = Accepted(
-    token_BP=token_BP,
+    token_BP=checked.token_BP,
     start_B=start_B,
     length_B=verdict.length_B,
-    taps_BPE=taps_BPE,
+    taps_BPE=checked.taps_BPE,
     bonus_B=verdict.bonus_B,
   )
   alive_B = ~state.done_B
   state = state.replace(
-    cache=kv.write(state.cache, rows, start_B),
+    cache=kv.write(state.cache, checked.rows, start_B),
     draft=method.drafter.commit(
       params.drafter, params.target, state.draft, scratch, accepted
     ),
@@ -113,12 +188,10 @@ def speculative_round(
   )
   # The path without the root, then the bonus.
   at_end_BP = jnp.arange(tree.path_rows) == verdict.length_B[:, None] - 1
-  next_BP = jnp.roll(token_BP, -1, axis=1)
+  next_BP = jnp.roll(checked.token_BP, -1, axis=1)
   emitted_BP = jnp.where(at_end_BP, verdict.bonus_B[:, None], next_BP)
-  logits_BPV = None
-  if state.logprob_BT is not None:
-    logits_BPV = take_rows(logits_BNV, index_BP)
-  return emit(state, emitted_BP, verdict.length_B, logits_BPV), record
+  state = emit(state, emitted_BP, verdict.length_B, checked.logits_BPV)
+  return state, checked.record
 
 
 def _note(state: DecodeState, verdict: Verdict) -> Array:

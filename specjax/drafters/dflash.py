@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import sampling
+from specjax import candidates
 from specjax.models import cache as kv
 from specjax.models import layers as nn
 from specjax.models import transformer
@@ -24,6 +24,7 @@ from specjax.types import (
   Ask,
   Candidates,
   Frontier,
+  Head,
   Round,
   struct,
 )
@@ -109,19 +110,24 @@ class DFlash:
       )
     return rows
 
+  def head(self, params, target) -> Head:
+    return Head(target.head)
+
   def start(self, params, target, batch, capacity) -> kv.KVCache:
     return kv.empty(self.config, batch, capacity, target.dtype)
 
   def begin(self, params, target, state, round: Round, ask: Ask):
     check_depth('DFlash', ask.depth, self.block)
     hidden = self.hidden(params, target, state, round.context)
-    fanout = None if ask.fanout is None else min(ask.fanout, self.config.vocab)
-    table = sampling.top_candidates(
-      # A tree without depth reads nothing, but needs a row to have a shape.
-      hidden.normed_BTD[:, : max(ask.depth, 1)],
-      target.head,
+    # A tree without depth reads nothing, but needs a row to have a shape.
+    rows = max(ask.depth, 1)
+    table = candidates.top_candidates(
+      hidden.normed_BTD[:, :rows],
+      self.head(params, target),
       round,
-      fanout,
+      ask.fanout,
+      range(rows),
+      features=ask.features,
     )
     return _row(table, 0, 1), table
 
@@ -289,8 +295,8 @@ def _check_fit(drafter: DFlash, get, target: ModelConfig) -> None:
 def _row(table: Candidates, depth: int, width: int) -> Candidates:
   """The law of one depth, for every node of that depth."""
 
-  def pick(x_BTC: Array) -> Array:
-    b, _, c = x_BTC.shape
-    return jnp.broadcast_to(x_BTC[:, depth : depth + 1], (b, width, c))
+  def pick(x_BT: Array) -> Array:
+    shape = (x_BT.shape[0], width, *x_BT.shape[2:])
+    return jnp.broadcast_to(x_BT[:, depth : depth + 1], shape)
 
-  return Candidates(pick(table.token_BWC), pick(table.logq_BWC))
+  return jax.tree.map(pick, table)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax import sampling
+from specjax.candidates import top_candidates
 from specjax.models import cache as kv
 from specjax.models import names, transformer
 from specjax.models.config import ModelConfig
@@ -20,6 +20,7 @@ from specjax.types import (
   Ask,
   Candidates,
   Frontier,
+  Head,
   Round,
   static,
   struct,
@@ -78,6 +79,9 @@ class DraftModel:
   def tensors(self) -> list[names.Tensor]:
     return names.target_tensors(self.config, self.stacked)
 
+  def head(self, params, target) -> Head:
+    return Head(params.head)
+
   def start(self, params, target, batch: int, capacity: int) -> kv.KVCache:
     return kv.empty(self.config, batch, capacity, params.dtype)
 
@@ -109,8 +113,8 @@ class DraftModel:
       ask=ask,
     )
     hidden_B1D = out.hidden_BTD[:, 1:]
-    candidates = sampling.top_candidates(
-      hidden_B1D, params.head, round, ask.fanout
+    candidates = top_candidates(
+      hidden_B1D, self.head(params, target), round, ask.fanout, 0
     )
     return candidates, scratch
 
@@ -146,8 +150,12 @@ class DraftModel:
       parent_BN=scratch.parent_BN.at[:, here].set(parent_BW),
       above_BNN=above_BNN.at[:, here, here].set(own_BWW),
     )
-    candidates = sampling.top_candidates(
-      out.hidden_BTD, params.head, scratch.round, scratch.ask.fanout
+    candidates = top_candidates(
+      out.hidden_BTD,
+      self.head(params, target),
+      scratch.round,
+      scratch.ask.fanout,
+      frontier.depth,
     )
     return candidates, scratch
 

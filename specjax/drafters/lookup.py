@@ -32,6 +32,9 @@ class PromptLookup:
   def tensors(self):
     return []
 
+  def head(self, params, target):
+    return None
+
   def start(self, params, target, batch, capacity):
     return ()  # nothing to remember: the context has it all
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling
+from specjax.candidates import top_candidates
 from specjax.drafters import dflash
 from specjax.models import layers as nn
 from specjax.models import transformer
@@ -23,6 +23,7 @@ from specjax.types import (
   Ask,
   Candidates,
   Frontier,
+  Head,
   Round,
   struct,
 )
@@ -123,20 +124,24 @@ class TreeFlash:
       for ours, theirs in names.items()
     ]
 
+  def head(self, params, target) -> Head:
+    return Head(target.head)
+
   def start(self, params, target, batch, capacity):
     return self.backbone.start(params.backbone, target, batch, capacity)
 
   def begin(self, params, target, state, round: Round, ask: Ask):
     """The tables: 1 + (depth - 1) * plain rows of the head, in one product."""
     dflash.check_depth('TreeFlash', ask.depth, self.backbone.block)
-    vocab = self.backbone.config.vocab
-    plain, depth = min(self.plain, vocab), max(ask.depth, 1)
-    context = round.context
+    depth, context = max(ask.depth, 1), round.context
+    head = self.head(params, target)
     hidden = self.backbone.hidden(params.backbone, target, state, context)
-    parent_BTM = sampling.top_candidates(
-      hidden.normed_BTD[:, : depth - 1], target.head, round, plain
+    # Coupled like their children: what the target will not draw has none.
+    plain_BTD = hidden.normed_BTD[:, : depth - 1]
+    parent_BTM = top_candidates(
+      plain_BTD, head, round, self.plain, range(depth - 1)
     ).token_BWC
-    b = parent_BTM.shape[0]
+    b, _, plain = parent_BTM.shape
     anchor_B1 = root_token(context)[:, None]
     before_BW = jnp.concatenate([anchor_B1, parent_BTM.reshape(b, -1)], axis=1)
     at_W = np.append([0], np.repeat(np.arange(1, depth), plain))
@@ -146,8 +151,7 @@ class TreeFlash:
       hidden.raw_BTD[:, at_W],
       hidden.normed_BTD[:, at_W],
     )
-    fanout = None if ask.fanout is None else min(ask.fanout, vocab)
-    rows = sampling.top_candidates(corrected_BWD, target.head, round, fanout)
+    rows = top_candidates(corrected_BWD, head, round, ask.fanout, at_W)
     below = lambda x_BWC: x_BWC[:, 1:].reshape(
       b, depth - 1, plain, x_BWC.shape[-1]
     )

@@ -1,10 +1,10 @@
 """DDTree: a DFlash block's laws as a tree of the likeliest prefixes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.drafters.dflash import from_hf
-from specjax.method import Method
+from specjax.method import Method, sharpness_of
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import scans
 from specjax.trees.best_first import BestFirst
@@ -16,6 +16,7 @@ def build(
   drafter_config: Mapping[str, Any],
   *,
   nodes: int = 65,
+  coupled: bool | float | Sequence[float] = True,
   stacked: bool | None = None,
 ) -> Method:
   """Verifies `nodes` rows; the drafter is a DFlash as it is.
@@ -26,6 +27,8 @@ def build(
     target_config: of the target.
     drafter_config: parsed config.json of the drafter.
     nodes: root included; the paper's budget leaves it out and is nodes - 1.
+    coupled: at temperature > 0, let drafts see the verifier's noise; a number
+      or one per depth is the sharpness, see `Method.sharpness`.
     stacked: scan over the drafter's layers; None: not on CPU.
 
   Raises:
@@ -38,4 +41,10 @@ def build(
     fanout=target_config.vocab,  # no rank is cut but by the budget
     shared_rows=drafter.shared_rows,
   )
-  return Method(name='ddtree', drafter=drafter, tree=tree, verify=Follow())
+  return Method(
+    name='ddtree',
+    drafter=drafter,
+    tree=tree,
+    verify=Follow(),
+    sharpness=sharpness_of(coupled),
+  )

@@ -1,14 +1,13 @@
 """DFlash: one block of guesses, its best token at each position."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.drafters.dflash import from_hf
 from specjax.method import Method
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import scans
-from specjax.trees.chain import Chain
-from specjax.verify.follow import Follow
+from specjax.rules import chain_parts
 
 
 def build(
@@ -16,6 +15,8 @@ def build(
   drafter_config: Mapping[str, Any],
   *,
   nodes: int | None = None,
+  rule: str = 'follow',
+  coupled: bool | float | Sequence[float] | None = None,
   stacked: bool | None = None,
 ) -> Method:
   """Verifies `nodes` rows in a chain: the anchor and nodes - 1 guesses.
@@ -26,6 +27,10 @@ def build(
     target_config: of the target.
     drafter_config: parsed config.json of the drafter.
     nodes: at most the drafter's block, which None takes.
+    rule: 'follow' or 'rejection', see `rules.chain_parts`.
+    coupled: at temperature > 0, let drafts see the verifier's noise; a number
+      or one per depth is the sharpness, see `Method.sharpness`. None: with
+      rule 'follow'.
     stacked: scan over the drafter's layers; None: not on CPU.
 
   Raises:
@@ -41,6 +46,5 @@ def build(
   return Method(
     name='dflash',
     drafter=drafter,
-    tree=Chain(depth=nodes - 1),
-    verify=Follow(),
+    **chain_parts(nodes - 1, rule, coupled),
   )

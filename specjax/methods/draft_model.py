@@ -1,14 +1,13 @@
 """Standard speculative decoding: an independent small model drafts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.drafters.draft_model import DraftModel
 from specjax.method import Method
 from specjax.models.config import ModelConfig, from_hf
 from specjax.models.transformer import scans
-from specjax.trees.chain import Chain
-from specjax.verify.rejection import Rejection
+from specjax.rules import chain_parts
 
 
 def build(
@@ -16,6 +15,8 @@ def build(
   drafter_config: Mapping[str, Any],
   *,
   nodes: int = 5,
+  rule: str = 'rejection',
+  coupled: bool | float | Sequence[float] | None = None,
   stacked: bool | None = None,
 ) -> Method:
   """Verifies `nodes` rows: the root and nodes - 1 sampled drafts.
@@ -26,6 +27,10 @@ def build(
     target_config: of the target.
     drafter_config: parsed config.json of the small model.
     nodes: 1 is plain decoding.
+    rule: 'follow' or 'rejection', see `rules.chain_parts`.
+    coupled: at temperature > 0, let drafts see the verifier's noise; a number
+      or one per depth is the sharpness, see `Method.sharpness`. None: with
+      rule 'follow'.
     stacked: scan over the small model's layers; None: not on CPU.
 
   Raises:
@@ -42,6 +47,5 @@ def build(
   return Method(
     name='draft_model',
     drafter=DraftModel(config=config, stacked=scans(stacked)),
-    tree=Chain(depth=nodes - 1, sampled=True),
-    verify=Rejection(),
+    **chain_parts(nodes - 1, rule, coupled),
   )

@@ -1,10 +1,10 @@
 """TreeFlash: the likeliest paths of a block whose laws know their parent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.drafters.treeflash import from_hf
-from specjax.method import Method
+from specjax.method import Method, sharpness_of
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import scans
 from specjax.trees.best_first import BestFirst
@@ -18,6 +18,7 @@ def build(
   nodes: int = 64,
   plain: int = 16,
   fanout: int = 16,
+  coupled: bool | float | Sequence[float] = True,
   stacked: bool | None = None,
 ) -> Method:
   """Verifies `nodes` rows, root included, as the paper counts.
@@ -30,6 +31,8 @@ def build(
     nodes: the paper's tree size.
     plain: previous tokens considered per position (M).
     fanout: children considered per node (K).
+    coupled: at temperature > 0, let drafts see the verifier's noise; a number
+      or one per depth is the sharpness, see `Method.sharpness`.
     stacked: scan over the drafter's layers; None: not on CPU.
 
   Raises:
@@ -44,4 +47,10 @@ def build(
     fanout=fanout,
     shared_rows=drafter.shared_rows,
   )
-  return Method(name='treeflash', drafter=drafter, tree=tree, verify=Follow())
+  return Method(
+    name='treeflash',
+    drafter=drafter,
+    tree=tree,
+    verify=Follow(),
+    sharpness=sharpness_of(coupled),
+  )

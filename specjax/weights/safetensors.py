@@ -52,6 +52,12 @@ def read_config(folder: Path) -> ModelConfig:
   return from_hf(read_settings(pathlib.Path(folder) / CONFIG))
 
 
+def stored_shapes(source: Path) -> dict[str, tuple[int, ...]]:
+  """Shape of every tensor of a checkpoint by its stored name."""
+  with opened(pathlib.Path(source)) as stored:
+    return {name: part.shape for name, part in stored.items()}
+
+
 def load_target(folder: Path, *, dtype=None, stacked: bool) -> Weights:
   """Reads a Hugging Face folder of a Qwen3, Qwen3-MoE or LLaMA model.
 
