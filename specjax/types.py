@@ -190,6 +190,7 @@ class Accepted:
   length_B: Array  # int32
   taps_BPE: Array
   bonus_B: Array | None = None  # None while the prompt is read
+  logits_BPV: Array | None = None  # float32, the target's; None likewise
 
 
 @struct

@@ -91,7 +91,7 @@ class Checked:
   token_BP: Array  # int32, the path's tokens; padding reads the root
   rows: kv.KVCache
   taps_BPE: Array
-  logits_BPV: Array | None
+  logits_BPV: Array  # float32; no work where nobody reads them
   record: object
 
 
@@ -111,13 +111,12 @@ def check(
   if not tree.is_chain:  # a chain is its own path
     rows = kv.select(rows, verdict.path_BP)
     taps_BPE = take_rows(taps_BPE, index_BP)
-  keep = state.logprob_BT is not None
   return Checked(
     verdict=verdict,
     token_BP=take_rows(tree.token_BN, index_BP),
     rows=rows,
     taps_BPE=taps_BPE,
-    logits_BPV=take_rows(logits_BNV, index_BP) if keep else None,
+    logits_BPV=take_rows(logits_BNV, index_BP),
     record=observe(tree, logits_BNV, verdict) if observe else None,
   )
 
@@ -176,6 +175,7 @@ def speculative_round(
     length_B=verdict.length_B,
     taps_BPE=checked.taps_BPE,
     bonus_B=verdict.bonus_B,
+    logits_BPV=checked.logits_BPV,
   )
   alive_B = ~state.done_B
   state = state.replace(
