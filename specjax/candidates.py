@@ -34,7 +34,8 @@ def top_candidates(
   noise g that the target will be sampled with. The target takes
   argmax(log p + g); so what is likely is what the drafter takes with the same
   g, and the score is log softmax((log q_T + g) / s), q_T being the drafter's
-  law at the row's temperature and s the sharpness of the depth. The text does
+  law at the row's temperature (cutting it by top-k or top-p as well was no
+  better on the packaged model) and s the sharpness of the depth. The text does
   not change, see `verify.follow`; that the noise may be shared is the coupling
   of Daliri et al., arXiv:2408.07978, there for two autoregressive models.
 
