@@ -9,10 +9,9 @@ was interrupted; of the batch in which that happened, nothing is kept.
 
 from __future__ import annotations
 
-import collections
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
@@ -20,24 +19,20 @@ import tqdm
 from absl import app, flags
 
 from experiments import run
+from experiments.lineup import Builder, Variant, load_all
 from experiments.measure import Bench, measure
 from experiments.prompts import as_messages, read_prompts
 from experiments.summary import PLAIN, as_table, summarise
-from specjax import api
-from specjax.decoder import Decoder
-from specjax.method import Method
 
 METRICS = 'metrics.jsonl'
 SUMMARY = 'summary.jsonl'
 SAMPLING = ('max_new_tokens', 'temperature', 'top_k', 'top_p', 'min_p')
 
-Builder = str | Callable[..., Method]
-
 
 def evaluate(
   *,
   run_dir: str | pathlib.Path,
-  methods: Sequence[Builder] = (),
+  methods: Sequence[Builder | Variant] = (),
   target: str = 'default',
   drafters: Mapping[str, str] | None = None,
   prompts: str = 'gsm8k_test_20',
@@ -60,8 +55,8 @@ def evaluate(
 
   Args:
     run_dir: made, or gone on with if it was made with the same settings.
-    methods: build functions (gin binds their options) or names; 'ar' is always
-      measured and need not be there.
+    methods: build functions (gin binds their options), names or variants; 'ar'
+      is always measured and need not be there.
     target: folder, hub id or 'default'.
     drafters: folder or hub id by method name; the packaged one if absent.
     prompts: name or path of a prompt set.
@@ -87,7 +82,7 @@ def evaluate(
     if settings[name] < 1:
       raise ValueError(f'{name} is {settings[name]}; it must be at least 1.')
   texts = read_prompts(prompts, limit=limit)
-  decoders = _load_all(methods, target, drafters or {}, dtype)
+  decoders = load_all(methods, target, drafters or {}, dtype)
   settings['methods'] = {k: repr(d.method) for k, d in decoders.items()}
   folder = pathlib.Path(run_dir)
   run.open_folder(folder, settings)
@@ -130,46 +125,6 @@ def _measure_all(bench: Bench, path: pathlib.Path, batch: int) -> list[Any]:
       rows += made
       bar.update(len(part))
   return rows
-
-
-def _load_all(
-  methods: Sequence[Builder],
-  target: str,
-  drafters: Mapping[str, str],
-  dtype: str,
-) -> dict[str, Decoder]:
-  """Decoders by label, plain decoding first; they share the target's weights.
-
-  The label is the method's name, with the nodes where the name is there twice.
-  """
-  name_of = lambda m: m if isinstance(m, str) else m.__module__.split('.')[-1]
-  methods = [PLAIN, *(m for m in methods if name_of(m) != PLAIN)]
-  names = [name_of(m) for m in methods]
-  by_name = [m for m in methods if isinstance(m, str)]
-  for what, given, known in (
-    ('methods', by_name, api.method_names()),
-    ('drafters', drafters, names),
-  ):
-    wrong = sorted(set(given) - set(known))
-    if wrong:
-      raise ValueError(
-        f'{what} names {wrong[0]!r}; it can name {", ".join(known)}.'
-      )
-  count = collections.Counter(names)
-  decoders: dict[str, Decoder] = {}
-  for name, method in zip(names, methods, strict=True):
-    decoder = api.load(target, method, drafters.get(name), dtype=dtype)
-    if decoders:
-      shared = decoders[PLAIN].params.target
-      decoder.params = decoder.params.replace(target=shared)
-    label = name if count[name] == 1 else f'{name}-{decoder.nodes}'
-    if label in decoders:
-      raise ValueError(
-        f'method {name!r} is there twice with {decoder.nodes} nodes; measure '
-        'its variants in runs of their own.'
-      )
-    decoders[label] = decoder
-  return decoders
 
 
 def main(argv: Sequence[str]) -> None:

@@ -25,3 +25,14 @@ def quick_compiles():
   jax.config.update('jax_disable_most_optimizations', True)
   yield
   jax.config.update('jax_disable_most_optimizations', False)
+  jax.clear_caches()  # programs of a module fill gigabytes
+
+
+def pytest_collection_modifyitems(items):
+  """What shares compiled programs runs in one process: a file, or a case."""
+  for item in items:
+    name = item.path.name
+    case = getattr(item, 'callspec', None) and item.callspec.params.get('case')
+    if isinstance(case, str):
+      name = f'{name}-{case}'
+    item.add_marker(pytest.mark.xdist_group(name))
