@@ -28,11 +28,16 @@ def quick_compiles():
   jax.clear_caches()  # programs of a module fill gigabytes
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
   """What shares compiled programs runs in one process: a file, or a case."""
-  for item in items:
-    name = item.path.name
-    case = getattr(item, 'callspec', None) and item.callspec.params.get('case')
-    if isinstance(case, str):
-      name = f'{name}-{case}'
-    item.add_marker(pytest.mark.xdist_group(name))
+  from xdist.scheduler import LoadScopeScheduling
+
+  class BySharedPrograms(LoadScopeScheduling):
+    def _split_scope(self, nodeid):
+      file, _, test = nodeid.partition('::')
+      if 'TestConformance' not in test:
+        return file
+      return f'{file}-{test.partition("[")[2]}'
+
+  return BySharedPrograms(config, log)
