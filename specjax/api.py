@@ -26,6 +26,7 @@ from specjax.weights.safetensors import (
   load_tensors,
   stored_shapes,
 )
+from specjax.weights.scorer import check_scorer
 
 PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'byte_lm'
 DTYPES = ('auto', 'float32', 'bfloat16')
@@ -93,7 +94,7 @@ def load(
     drafter_params = _load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
-  tree_params = _load_tree(bound, scorer, config, kind)
+  tree_params = _load_tree(bound, scorer, config)
   weights = load_target(folder, dtype=kind, stacked=scans(stacked))
   params = Params(target=weights, drafter=drafter_params, tree=tree_params)
   params = bind(bound, params, drafter=from_files)
@@ -215,8 +216,8 @@ def _load_drafter(method: Method, folder, config: ModelConfig, dtype) -> Any:
   return _load_part(method.drafter, folder, config, dtype, 'model.')
 
 
-def _load_tree(method: Method, scorer, config: ModelConfig, dtype) -> Any:
-  """A learned tree's tensors; nothing for other trees."""
+def _load_tree(method: Method, scorer, config: ModelConfig) -> Any:
+  """A learned tree's tensors, in float32; nothing for other trees."""
   if not isinstance(method.tree, LearnedTree):
     if scorer is not None:
       raise ValueError(
@@ -229,11 +230,18 @@ def _load_tree(method: Method, scorer, config: ModelConfig, dtype) -> Any:
       'this target; train one on traces of this target and drafter and pass '
       'scorer=FOLDER.'
     )
-  return _load_part(method.tree, _folder(scorer), config, dtype, '')
+  folder = _folder(scorer)
+  check_scorer(folder, method, config)
+  return _load_part(method.tree, folder, config, jnp.float32, '')
 
 
 def _load_part(part, folder, config: ModelConfig, dtype, prefix: str) -> Any:
   shapes = jax.eval_shape(lambda key: part.init(key, config), jax.random.key(0))
   return load_tensors(
-    folder, part.tensors(), shapes, dtype, optional_prefix=prefix
+    folder,
+    part.tensors(),
+    shapes,
+    dtype,
+    optional_prefix=prefix,
+    ignore=getattr(part, 'ignore', ()),
   )

@@ -32,12 +32,13 @@ def top_candidates(
 
   Where `round.sharpness_P` is set and a row samples, drafts are coupled to the
   noise g that the target will be sampled with. The target takes
-  argmax(log p + g); so what is likely is what the drafter takes with the same
-  g, and the score is log softmax((log q_T + g) / s), q_T being the drafter's
-  law at the row's temperature (cutting it by top-k or top-p as well was no
-  better on the packaged model) and s the sharpness of the depth. The text does
-  not change, see `verify.follow`; that the noise may be shared is the coupling
-  of Daliri et al., arXiv:2408.07978, there for two autoregressive models.
+  argmax(log p + T g), p at temperature 1; so what is likely is what the drafter
+  takes with the same g, and the score is log softmax((log q + T g) / s), s
+  being the sharpness of the depth. With T to 0 that becomes the greedy score.
+  The drafter's law is not cut by top-k or top-p: on the packaged model that was
+  no better. The text does not change, see `verify.follow`; that the noise may
+  be shared is the coupling of Daliri et al., arXiv:2408.07978, there for two
+  autoregressive models.
 
   Args:
     hidden_BWD: normed, as the head reads them.
@@ -136,6 +137,6 @@ def _coupled(
     id_BV = jnp.maximum(_ids(head, b), 0)
     noise_BWV = jax.vmap(lambda g_WV, id_V: g_WV[:, id_V])(noise_BWV, id_BV)
   heat_B11 = round.sampling.temperature_B[:, None, None]
-  warm_BWV = logits_BWV / jnp.where(heat_B11 == 0, 1, heat_B11)
-  score_BWV = (warm_BWV + noise_BWV) / round.sharpness_P[at_W][:, None]
+  score_BWV = logits_BWV + heat_B11 * noise_BWV
+  score_BWV = score_BWV / round.sharpness_P[at_W][:, None]
   return jnp.where(heat_B11 == 0, logits_BWV, score_BWV)

@@ -24,10 +24,11 @@ ARROWS = {
   'weights': {'types', 'models'},
   'method': {'types', 'models'},
   'drafters': BASE | {'models'},
-  'trees': BASE,
+  'trees': BASE | {'models'},  # a learned one names its tensors
   'verify': BASE,
   'decode': BASE | {'models', 'method'},
   'rules': {'trees', 'verify', 'method'},
+  'vocab': BASE | {'drafters', 'weights', 'method', 'models'},
   'methods': {'rules', 'drafters', 'trees', 'verify', 'method', 'models'},
 }
 EDGE = {'gin', 'absl', 'matplotlib'}  # settings, flags and plots

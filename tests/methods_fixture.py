@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from specjax.inputs import Rows, make_rows
 from specjax.method import LearnedTree, Method, bind
 from specjax.models import transformer
 from specjax.models.config import FAMILIES, ModelConfig, tiny
+from specjax.trees.costed import LatencyTable, target_sizes
 from specjax.types import DecodeState, Params
 
 CONFIG = tiny(vocab=16, layers=3)
@@ -26,6 +28,21 @@ CONFIG = tiny(vocab=16, layers=3)
 WEIGHTS = transformer.init(CONFIG, jax.random.key(7), scale=0.3)
 # What published drafters write into `architectures`, beside plain models.
 DRAFTERS = ('DFlashDraftModel', 'TreeFlashDraftModel', 'LlamaForCausalLMEagle3')
+# What a method cannot be built without. Costs are such that each size pays at
+# some length of the texts, and scores decide between these.
+OPTIONS = {
+  'caddtree': {
+    'latency': LatencyTable(
+      contexts=(4, 12, 20, 28, 36, 44),
+      sizes=(1, 4, 10),
+      verify_ms=((1.0, 1.4, 1.5), (1.0, 1.4, 2.2), (1.0, 3.0, 6.0)) * 2,
+      draft_ms=0.1,
+      device=jax.devices()[0].device_kind,
+      dtype='float32',
+      target=target_sizes(CONFIG),
+    )
+  }
+}
 PROMPTS = ([1, 2, 3, 4, 1, 2, 3], [5, 6] * 9 + [5], [3, 9])
 
 
@@ -58,7 +75,8 @@ def drafter_configs(target: ModelConfig) -> Iterator[dict[str, Any]]:
   A build function takes what it reads and refuses a foreign architecture, so
   that the first one it accepts is right.
   """
-  for architecture in (*FAMILIES, *DRAFTERS):
+  architectures = (*FAMILIES, *DRAFTERS)
+  for architecture, causal in itertools.product(architectures, (False, True)):
     yield {
       'architectures': [architecture],
       'vocab_size': target.vocab,
@@ -78,12 +96,16 @@ def drafter_configs(target: ModelConfig) -> Iterator[dict[str, Any]]:
       'dflash_config': {
         'mask_token_id': target.vocab - 1,
         'target_layer_ids': [0, target.layers - 2],
+        'causal_head': causal,  # JetSpec alone refuses the first
       },
       'treeflash_config': {
         'ar_approximation': 'swiglu',
         'candidate_tokens': 8,
       },
-      'draft_vocab_size': target.vocab,
+      'draft_vocab_size': target.vocab - 4,
+      'eagle_config': {
+        'eagle_aux_hidden_state_layer_ids': list(range(target.layers))[:3],
+      },
     }
 
 
@@ -93,7 +115,7 @@ def make_case(name: str) -> Case:
   refusals = []
   for config in drafter_configs(CONFIG):
     try:
-      method = build(CONFIG, config)
+      method = build(CONFIG, config, **OPTIONS.get(name, {}))
     except ValueError as error:
       refusals.append(str(error))
       continue

@@ -92,7 +92,7 @@ class Checked:
   rows: kv.KVCache
   taps_BPE: Array
   logits_BPV: Array  # float32; no work where nobody reads them
-  record: object
+  record: object = None
 
 
 def check(
@@ -105,6 +105,14 @@ def check(
 ) -> Checked:
   """Verifies a tree and gathers what stands along the accepted path."""
   out, logits_BNV, verdict = verify(method, params, state, tree, round)
+  checked = along(tree, out, logits_BNV, verdict)
+  if observe is None:
+    return checked
+  return checked.replace(record=observe(tree, logits_BNV, verdict))
+
+
+def along(tree: TokenTree, out, logits_BNV: Array, verdict: Verdict) -> Checked:
+  """What a pass over a tree gave along the accepted path."""
   # Padding of the path reads the root; nothing looks at what it gives.
   index_BP = jnp.maximum(verdict.path_BP, 0)
   rows, taps_BPE = out.rows, out.taps_BTE
@@ -117,7 +125,6 @@ def check(
     rows=rows,
     taps_BPE=taps_BPE,
     logits_BPV=take_rows(logits_BNV, index_BP),
-    record=observe(tree, logits_BNV, verdict) if observe else None,
   )
 
 
@@ -168,6 +175,18 @@ def speculative_round(
   checked = (check_sized if sized else check)(
     method, params, state, tree, round, observe
   )
+  state = commit(method, params, state, scratch, checked)
+  return state, checked.record
+
+
+def commit(
+  method: Method,
+  params: Params,
+  state: DecodeState,
+  scratch: object,
+  checked: Checked,
+) -> DecodeState:
+  """The state with the accepted path in both caches and in the text."""
   verdict, start_B = checked.verdict, state.context.length_B - 1
   accepted = Accepted(
     token_BP=checked.token_BP,
@@ -187,11 +206,11 @@ def speculative_round(
     walk_BR=_note(state, verdict),
   )
   # The path without the root, then the bonus.
-  at_end_BP = jnp.arange(tree.path_rows) == verdict.length_B[:, None] - 1
+  row_P = jnp.arange(checked.token_BP.shape[1])
+  at_end_BP = row_P == verdict.length_B[:, None] - 1
   next_BP = jnp.roll(checked.token_BP, -1, axis=1)
   emitted_BP = jnp.where(at_end_BP, verdict.bonus_B[:, None], next_BP)
-  state = emit(state, emitted_BP, verdict.length_B, checked.logits_BPV)
-  return state, checked.record
+  return emit(state, emitted_BP, verdict.length_B, checked.logits_BPV)
 
 
 def _note(state: DecodeState, verdict: Verdict) -> Array:

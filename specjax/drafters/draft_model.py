@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import chex
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from specjax.candidates import top_candidates
+from specjax.drafters import scratch as scratch_lib
+from specjax.drafters.scratch import Scratch
 from specjax.models import cache as kv
 from specjax.models import names, transformer
 from specjax.models.config import ModelConfig
-from specjax.tree_ops import take_rows
 from specjax.types import (
   Accepted,
   Array,
@@ -22,33 +21,16 @@ from specjax.types import (
   Frontier,
   Head,
   Round,
-  static,
   struct,
 )
 
 
 @struct
-class Scratch:
-  """What one round of drafting has read so far.
+class Fed:
+  """The token of each row of a round, and the row it was proposed by."""
 
-  Rows are the tokens fed this round: the root, then `ask.width` rows for each
-  depth below it. The buffers keep one size, so all steps share their shapes.
-  """
-
-  round: Round
-  cache: kv.KVCache  # committed rows, the root's not among them
-  rows: kv.KVCache  # keys and values of the rows below
   token_BN: Array  # int32
-  parent_BN: Array  # int32, a row; the root's own is 0
-  above_BNN: Array  # bool, is row j row i or above it?
-  ask: Ask = static()
-
-  def depth_rows(self, depth: int) -> slice:
-    """The rows that were fed at one depth."""
-    if depth == 0:
-      return slice(0, 1)
-    first = 1 + (depth - 1) * self.ask.width
-    return slice(first, first + self.ask.width)
+  parent_BN: Array  # int32; the root's own is 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,16 +83,15 @@ class DraftModel:
       params, token_BT, position_BT, state, before_B, mask_BTT
     )
     before, root = (_columns(out.rows, slice(i, i + 1)) for i in (0, 1))
-    b, n = token_BT.shape[0], 1 + ask.depth * ask.width
-    blank = kv.empty(self.config, b, n, params.dtype)
-    scratch = Scratch(
-      round=round,
-      cache=kv.write(state, before, before_B),
-      rows=_put(blank, root, 0),
-      token_BN=jnp.zeros((b, n), jnp.int32).at[:, 0].set(token_BT[:, 1]),
-      parent_BN=jnp.zeros((b, n), jnp.int32),
-      above_BNN=jnp.zeros((b, n, n), bool).at[:, 0, 0].set(True),
-      ask=ask,
+    root_B1 = token_BT[:, 1:]
+    scratch = scratch_lib.shows(
+      scratch_lib.opened(
+        round,
+        kv.write(state, before, before_B),  # the root's row is not in it
+        root,
+        Fed(root_B1, jnp.zeros_like(root_B1)),
+        ask,
+      )
     )
     hidden_B1D = out.hidden_BTD[:, 1:]
     candidates = top_candidates(
@@ -121,35 +102,18 @@ class DraftModel:
   def expand(
     self, params, target, scratch: Scratch, frontier: Frontier
   ) -> tuple[Candidates, Scratch]:
-    b, w = frontier.token_BW.shape
-    chex.assert_shape(frontier.row_BW, (b, w))
-    if w > scratch.ask.width or not 0 < frontier.depth <= scratch.ask.depth:
-      raise ValueError(
-        f'a frontier of {w} rows at depth {frontier.depth} exceeds what the '
-        f'tree asked for: width {scratch.ask.width}, depth {scratch.ask.depth}.'
-      )
-    parent_BW = scratch.depth_rows(frontier.depth - 1).start + frontier.row_BW
-    above_BWN = take_rows(scratch.above_BNN, parent_BW)
-    own_BWW = jnp.broadcast_to(jnp.eye(w, dtype=bool), (b, w, w))
-    root_B = scratch.round.context.length_B - 1
+    place = scratch_lib.place(scratch, frontier)
     out = transformer.forward(
       params,
       frontier.token_BW,
-      jnp.broadcast_to(root_B[:, None] + frontier.depth, (b, w)),
+      place.position_BW,
       scratch.cache,
-      root_B,
-      jnp.concatenate([above_BWN, own_BWW], axis=2),
+      scratch.round.context.length_B - 1,
+      place.mask_BWM,
       earlier=scratch.rows,
     )
-    first = scratch.depth_rows(frontier.depth).start
-    here = slice(first, first + w)
-    above_BNN = scratch.above_BNN.at[:, here].set(above_BWN)
-    scratch = scratch.replace(
-      rows=_put(scratch.rows, out.rows, first),
-      token_BN=scratch.token_BN.at[:, here].set(frontier.token_BW),
-      parent_BN=scratch.parent_BN.at[:, here].set(parent_BW),
-      above_BNN=above_BNN.at[:, here, here].set(own_BWW),
-    )
+    fed = Fed(frontier.token_BW, place.parent_BW)
+    scratch = scratch_lib.fed(scratch, frontier, place, out.rows, fed)
     candidates = top_candidates(
       out.hidden_BTD,
       self.head(params, target),
@@ -194,8 +158,8 @@ def _path(scratch: Scratch, token_BP: Array) -> Array:
   path = [row_B1]
   for depth in range(1, token_BP.shape[1]):
     at = scratch.depth_rows(depth)
-    hit_BW = scratch.parent_BN[:, at] == row_B1
-    hit_BW &= scratch.token_BN[:, at] == token_BP[:, depth, None]
+    hit_BW = scratch.own.parent_BN[:, at] == row_B1
+    hit_BW &= scratch.own.token_BN[:, at] == token_BP[:, depth, None]
     row_B1 = at.start + jnp.argmax(hit_BW, axis=1, keepdims=True)
     path.append(row_B1.astype(jnp.int32))
   return jnp.concatenate(path, axis=1)
@@ -203,9 +167,3 @@ def _path(scratch: Scratch, token_BP: Array) -> Array:
 
 def _columns(rows: kv.KVCache, at: slice) -> kv.KVCache:
   return jax.tree.map(lambda x_LBKNH: x_LBKNH[:, :, :, at], rows)
-
-
-def _put(buffer: kv.KVCache, rows: kv.KVCache, first: int) -> kv.KVCache:
-  """Rows from `first` on replaced."""
-  put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, first, axis=3)
-  return jax.tree.map(put, buffer, rows)

@@ -224,11 +224,11 @@ def forward(
   return Output(
     hidden_BTD=nn.rms_norm(x_BTD, weights.norm_D, config.eps),
     taps_BTE=taps_BTE,
-    rows=_once_over(rows, x_BTD),
+    rows=once_over(rows, x_BTD),
   )
 
 
-def _once_over(rows: KVCache, x_BTD: Array) -> KVCache:
+def once_over(rows: KVCache, x_BTD: Array) -> KVCache:
   """The same rows, known to XLA only when the whole pass is over.
 
   The last layer's keys do not wait for its attention. So their write might come
@@ -244,8 +244,21 @@ def _layer(
   config, layer, x_BTD, turn, cache, earlier, length_B, mask_BTN
 ) -> tuple[Array, Array, Array]:
   h_BTD = nn.rms_norm(x_BTD, layer.attn_norm_D, config.eps)
+  return block(
+    config, layer, h_BTD, x_BTD, turn, cache, earlier, length_B, mask_BTN
+  )
+
+
+def block(
+  config, layer, h_BTI, x_BTD, turn, cache, earlier, length_B, mask_BTN
+) -> tuple[Array, Array, Array]:
+  """A layer behind its first norm: (x_BTD, keys, values).
+
+  `h` is what queries, keys and values are made of, in any width; `x` is the
+  residual stream. Caches are one layer's.
+  """
   q_BTQH, k_BKTH, v_BKTH = nn.queries_keys_values(
-    layer, h_BTD, turn, config.head_dim, config.eps
+    layer, h_BTI, turn, config.head_dim, config.eps
   )
   new = KVCache(k_LBKSH=k_BKTH[None], v_LBKSH=v_BKTH[None])
   if earlier is not None:

@@ -134,7 +134,7 @@ class TestScores:
     )
     heat = np.array([0.6, 1.0, 1.3])[:, None, None]
     sharp = np.array([0.5, 2.0])[:, None]
-    order, logq = self.expected((logits / heat + noise) / sharp)
+    order, logq = self.expected((logits + heat * noise) / sharp)
     np.testing.assert_array_equal(got.token_BWC, order)
     np.testing.assert_allclose(got.logq_BWC, logq, atol=2e-4)
 

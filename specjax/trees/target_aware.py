@@ -1,0 +1,158 @@
+"""The prefixes a learned scorer expects the target to reach."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax import tree_ops
+from specjax.models.names import Tensor
+from specjax.trees import scorer
+from specjax.trees.pool import beam, conditional, exchange, path_sum, select
+from specjax.trees.scorer import Bound, Lattice, Nodes, Scorer
+from specjax.types import (
+  Array,
+  Ask,
+  Candidates,
+  Frontier,
+  Round,
+  TokenTree,
+)
+
+# Stands for -inf where a number is read as a feature.
+FLOOR = -100.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetAware:
+  """Nodes by the target's reach probability, as a small model expects it.
+
+  Wang, Huang & Chen, "TAPS: Target-Aware Prefix Tree Selection for
+  Diffusion-Drafted Speculative Decoding", arXiv:2606.00487, and the authors'
+  code (github.com/wzyyy-lab/TAPS-SP), whose "TAPS-Lite" scorer this is. Per
+  round: a beam over the drafter's laws gives a pool; the scorer gives each edge
+  of it a probability given the parent token; products of those are the reach;
+  the nodes of largest reach per cost are verified. That set is closed towards
+  the root by itself, since the ratio never rises along a path; with lam2 = 0 it
+  maximises the accepted length expected under the scorer.
+
+  Coupled drafts (`Round.sharpness_P`) are this project's own: the scorer was
+  trained on plain laws. The pool is grown by coupled scores, the scorer reads
+  plain ones, and each of its logits is then shifted by what the coupling did to
+  the drafter's log-probability of that event: coupled - plain for an edge, the
+  same of what the pool's children leave over for `other`. So the correction for
+  the parent is kept while the marginal is exchanged. Where nothing is coupled,
+  the shifts are zero.
+
+  Args:
+    nodes: rows the target verifies, root included; the authors' N is nodes - 1.
+    depth: longest prefix; a scorer is trained for one.
+    shared_rows: of the drafter, which must have one law per depth.
+    pool: prefixes kept per length.
+    fanout: candidates read per depth.
+    lam1: cost of a node.
+    lam2: what a node costs more per depth.
+    tau: reach per cost below which a node is not verified; the released runs
+      use 0, which always fills the tree. Others leave padding.
+  """
+
+  nodes: int
+  depth: int
+  shared_rows: bool
+  pool: int = 48
+  fanout: int = 64
+  lam1: float = 1.0
+  lam2: float = 0.002
+  tau: float = 0.0
+
+  def __post_init__(self):
+    if not self.shared_rows:
+      raise ValueError(
+        'the drafter has laws that depend on the path; TAPS scores the laws of '
+        'a block: choose a DFlash drafter.'
+      )
+    for name, least in (('nodes', 2), ('depth', 1), ('pool', 1), ('fanout', 1)):
+      value = getattr(self, name)
+      if not isinstance(value, int) or value < least:
+        raise ValueError(
+          f'{name} is {value}; give a whole number, {least} or more.'
+        )
+    if not (self.lam1 > 0 and self.lam2 >= 0 and self.tau >= 0):
+      raise ValueError(
+        f'lam1 is {self.lam1}, lam2 {self.lam2} and tau {self.tau}; a node '
+        'costs more than 0, not less when it is deeper, and tau is at least 0.'
+      )
+
+  @property
+  def ask(self) -> Ask:
+    return Ask(depth=self.depth, fanout=self.fanout, features=True)
+
+  def init(self, key: Array, target_config) -> Scorer:
+    return scorer.init(key, target_config.width)
+
+  def tensors(self) -> list[Tensor]:
+    return scorer.tensors()
+
+  def bind(self, params: Scorer, target) -> Bound:
+    return scorer.bind(params, target.embed_VD)
+
+  def grow(
+    self, params: Bound, expand, root: Candidates, scratch, round: Round
+  ) -> tuple[TokenTree, object]:
+    """See `method.Tree`; `params` are bound."""
+    lattice, scratch = self._lattice(expand, root, scratch)
+    root_B = tree_ops.root_token(round.context)
+    pool = beam(lattice.score_BTC, self.pool)
+    take = lambda x_BTC: jnp.take_along_axis(x_BTC, pool.rank_BTW, axis=2)
+    plain_BTW = take(lattice.plain_BTC)
+    nodes = Nodes(
+      token_BTW=take(lattice.token_BTC),
+      parent_BTW=pool.parent_BTW,
+      step_BTW=plain_BTW,
+      total_BTW=path_sum(plain_BTW, pool.parent_BTW),
+    )
+    edge_BTW, other_BTW = scorer.logits(params, lattice, nodes, root_B)
+    edge_BTW, other_BTW = exchange(
+      edge_BTW, other_BTW, plain_BTW, take(lattice.score_BTC), pool
+    )
+    logp_BTW = conditional(edge_BTW, other_BTW, pool)
+    tree = select(
+      path_sum(logp_BTW, pool.parent_BTW),
+      nodes.token_BTW,
+      pool.parent_BTW,
+      root_B,
+      nodes=self.nodes,
+      lam1=self.lam1,
+      lam2=self.lam2,
+      tau=self.tau,
+    )
+    return tree, scratch
+
+  def _lattice(self, expand, root: Candidates, scratch):
+    """Every depth's law; what token stands before matters to none of them."""
+    laws = [root]
+    for depth in range(1, self.depth):
+      token_B1 = laws[-1].token_BWC[:, :1, 0]
+      frontier = Frontier(
+        token_BW=token_B1, row_BW=jnp.zeros_like(token_B1), depth=depth
+      )
+      candidates, scratch = expand(scratch, frontier)
+      laws.append(candidates)
+    if any(law.features is None for law in laws):
+      raise ValueError(
+        'the drafter gives no features for a learned tree; choose one that '
+        'does, such as DFlash.'
+      )
+    rows = [jax.tree.map(lambda x: x[:, 0], law) for law in laws]
+    all_of = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
+    lattice = Lattice(
+      token_BTC=all_of.token_BWC,
+      # Rounding must not lift a child above its parent.
+      score_BTC=jnp.minimum(all_of.logq_BWC, 0),
+      plain_BTC=jnp.clip(all_of.features.logq_BWC, FLOOR, 0),
+      hidden_BTD=all_of.features.hidden_BWD,
+      entropy_BT=all_of.features.entropy_BW,
+    )
+    return lattice, scratch
