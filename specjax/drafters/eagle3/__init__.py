@@ -1,0 +1,1 @@
+"""EAGLE-3: the drafter, its network, and the layouts of its checkpoints."""

@@ -1,0 +1,168 @@
+"""EAGLE-2's dynamic tree: a beam of fixed width, then the best of all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.top_k import top_k
+from specjax import tree_ops
+from specjax.types import (
+  Array,
+  Ask,
+  Candidates,
+  Frontier,
+  Round,
+  TokenTree,
+  struct,
+)
+
+
+@struct
+class Level:
+  """All candidates of one depth; those of one parent stand together."""
+
+  score_BA: Array  # float32, summed from the root; -inf where there is none
+  token_BA: Array  # int32
+  parent_BA: Array  # int32, place among all candidates; -1 is the root
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beam:
+  """Continues the `width` best nodes of each depth, then keeps the best of all.
+
+  Li et al., "EAGLE-2: Faster Inference of Language Models with Dynamic Draft
+  Trees", arXiv:2406.16858. Every continued node proposes `width` tokens, whose
+  scores are summed log-probabilities; the best `width` of them are continued,
+  and all are kept as candidates. In the end the nodes - 1 best candidates of
+  all depths are the tree.
+
+  Unlike `BestFirst` this is a heuristic: a prefix outside the beam is lost with
+  all that would follow, which bounds the drafter's rows per depth.
+
+  Equal scores stand in the order of depth, then of place: so a child, which
+  scores no more than its parent, is never kept without it.
+
+  Args:
+    nodes: rows the target verifies, root included (the authors' total_token).
+    depth: levels below the root (the authors' depth argument plus one).
+    width: nodes continued per level, and tokens each of them proposes.
+  """
+
+  nodes: int
+  depth: int
+  width: int
+
+  def __post_init__(self):
+    for name, least in (('nodes', 1), ('depth', 0), ('width', 1)):
+      value = getattr(self, name)
+      if not isinstance(value, int) or value < least:
+        raise ValueError(
+          f'{name} is {value}; give a whole number of at least {least}.'
+        )
+    room = 1 + len(depths(self.depth, self.width))
+    if self.nodes > room:
+      raise ValueError(
+        f'nodes is {self.nodes}; {self.depth} levels of width {self.width} '
+        f'have {room} at most, root included. Ask for fewer, or for more '
+        'levels or a greater width.'
+      )
+
+  @property
+  def max_depth(self) -> int:
+    return min(self.depth, self.nodes - 1)  # a deeper node has no room above it
+
+  @property
+  def ask(self) -> Ask:
+    return Ask(depth=self.max_depth, width=self.width, fanout=self.width)
+
+  def grow(
+    self, params, expand, root: Candidates, scratch, round: Round
+  ) -> tuple[TokenTree, object]:
+    """See `method.Tree`; learns nothing, so `params` is not read."""
+    del params
+    root_B = tree_ops.root_token(round.context)
+    b, k = root_B.shape[0], self.width
+    if self.max_depth == 0:
+      none_B0 = jnp.zeros((b, 0), jnp.int32)
+      return tree_ops.chain(root_B, none_B0, none_B0), scratch
+    levels = [self._level(root, jnp.zeros((b, 1)), jnp.full((b, 1), -1))]
+    # The first level has as many candidates as the beam is wide.
+    pick_BW = jnp.broadcast_to(jnp.arange(k), (b, k))
+    row_BW, base = jnp.zeros((b, k), jnp.int32), 0
+    for depth in range(1, self.max_depth):
+      last = levels[-1]
+      pick = lambda x_BA, i_BW=pick_BW: jnp.take_along_axis(x_BA, i_BW, axis=1)
+      frontier = Frontier(
+        token_BW=pick(last.token_BA), row_BW=row_BW, depth=depth
+      )
+      candidates, scratch = expand(scratch, frontier)
+      levels.append(
+        self._level(candidates, pick(last.score_BA), base + pick_BW)
+      )
+      base += last.score_BA.shape[1]
+      pick_BW = top_k(levels[-1].score_BA, k)[1]
+      row_BW = pick_BW // k
+    return self._best(root_B[:, None], levels), scratch
+
+  def _level(
+    self, candidates: Candidates, score_BW: Array, place_BW: Array
+  ) -> Level:
+    """The candidates below these nodes, `width` for each."""
+    b, w = score_BW.shape
+    # Rounding must not lift a child above its parent.
+    logq_BWC = jnp.minimum(candidates.logq_BWC.astype(jnp.float32), 0)
+    missing = self.width - logq_BWC.shape[-1]  # a small vocabulary
+    pad = lambda x_BWC, value: jnp.pad(
+      x_BWC, ((0, 0), (0, 0), (0, missing)), constant_values=value
+    )
+    score_BWC = score_BW[..., None] + pad(logq_BWC, -jnp.inf)
+    place_BWC = jnp.broadcast_to(place_BW[..., None], (b, w, self.width))
+    return Level(
+      score_BA=score_BWC.reshape(b, -1),
+      token_BA=pad(candidates.token_BWC, 0).reshape(b, -1),
+      parent_BA=place_BWC.reshape(b, -1).astype(jnp.int32),
+    )
+
+  def _best(self, root_B1: Array, levels: list[Level]) -> TokenTree:
+    """The best candidates in their own order, which is breadth first."""
+    pool = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *levels)
+    depth_A = depths(self.max_depth, self.width)
+    budget, size = self.nodes - 1, len(depth_A)
+    score_BN, place_BN = top_k(pool.score_BA, budget)
+    # What is no candidate goes last.
+    place_BN = jnp.sort(jnp.where(score_BN > -jnp.inf, place_BN, size), axis=1)
+    valid_BN = place_BN < size
+    node_N = jnp.arange(1, budget + 1)
+    node_of_BA = jax.vmap(
+      lambda i_N: jnp.zeros(size, jnp.int32).at[i_N].set(node_N, mode='drop')
+    )(place_BN)
+    pick = lambda x_BA: jnp.take_along_axis(
+      x_BA, jnp.minimum(place_BN, size - 1), axis=1
+    )
+    keep = lambda x_BN: jnp.where(valid_BN, x_BN, 0).astype(jnp.int32)
+    above_BN = pick(pool.parent_BA)
+    parent_BN = jnp.take_along_axis(
+      node_of_BA, jnp.maximum(above_BN, 0), axis=1
+    )
+    parent_BN = jnp.where(above_BN < 0, 0, parent_BN)
+    score_BN = jnp.where(valid_BN, pick(pool.score_BA), -jnp.inf)
+    with_root = lambda root_B1, x_BN: jnp.concatenate([root_B1, x_BN], axis=1)
+    zero_B1 = jnp.zeros_like(root_B1)
+    return TokenTree(
+      token_BN=with_root(root_B1, keep(pick(pool.token_BA))),
+      parent_BN=with_root(zero_B1, keep(parent_BN)),
+      depth_BN=with_root(zero_B1, keep(pick(jnp.asarray(depth_A)[None]))),
+      valid_BN=with_root(zero_B1 == 0, valid_BN),
+      logq_BN=with_root(zero_B1.astype(jnp.float32), score_BN),
+      max_depth=self.max_depth,
+    )
+
+
+def depths(levels: int, width: int) -> np.ndarray:
+  """int32: the depth of every candidate there can be, in order."""
+  counts = [width] + [width**2] * (levels - 1) if levels else []
+  return np.repeat(np.arange(1, levels + 1, dtype=np.int32), counts)
