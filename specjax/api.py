@@ -134,7 +134,7 @@ def _bound(method, nodes: int | None, options: dict[str, Any]):
   if callable(method):
     name, build = method.__module__.rpartition('.')[2], method
   else:
-    name, build = method, _build_of(method)
+    name, build = method, build_of(method)
   _check_options(name, build, options)
   return name, functools.partial(build, **options)
 
@@ -144,7 +144,7 @@ def method_names() -> list[str]:
   return sorted(m.name for m in pkgutil.iter_modules(methods.__path__))
 
 
-def _build_of(name: str):
+def build_of(name: str):
   if name not in method_names():
     raise ValueError(
       f'method {name!r} does not exist; choose one of '

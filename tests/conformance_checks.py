@@ -17,6 +17,7 @@ from specjax import sampling, tree_ops
 from specjax.decode.loop import decode
 from specjax.decode.prefill import prefill
 from specjax.decode.round import speculative_round
+from specjax.method import SizedTree
 from specjax.models import cache as kv
 from specjax.models.layers import unembed
 from specjax.models.transformer import forward
@@ -125,6 +126,11 @@ def check_sampled(case: fx.Case, plain: fx.Case) -> None:
       np.testing.assert_allclose(got.logprobs[i], logp_T, atol=2e-4)
 
 
+def walks_depend_on_batch(case: fx.Case) -> bool:
+  """One size of tree is taken for a whole batch; texts never depend on it."""
+  return isinstance(case.method.tree, SizedTree)
+
+
 def check_batch(case: fx.Case) -> None:
   """(c) A row of a batch gives the text and the walk of its run alone."""
   for law in (GREEDY, *SAMPLED):
@@ -134,7 +140,8 @@ def check_batch(case: fx.Case) -> None:
       one = rows.part(i, 1)
       alone = fx.run(case, one)
       assert_same_texts([together.texts[i]], alone.texts, one, f'alone {law}')
-      assert together.walks[i] == alone.walks[0], f'walks of row {i}, {law}'
+      if not walks_depend_on_batch(case):
+        assert together.walks[i] == alone.walks[0], f'walks of row {i}, {law}'
 
 
 def check_neighbours(case: fx.Case) -> None:
@@ -154,6 +161,9 @@ def check_neighbours(case: fx.Case) -> None:
   )
   second = fx.run(case, other)
   assert first.texts[0] == second.texts[0]
+  if walks_depend_on_batch(case):  # other passes, and so other roundings
+    np.testing.assert_allclose(first.logprobs[0], second.logprobs[0], atol=2e-4)
+    return
   assert first.walks[0] == second.walks[0]
   assert first.logprobs[0] == second.logprobs[0]
 
