@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,6 +22,8 @@ from specjax.models import transformer
 from specjax.models.config import FAMILIES, ModelConfig, tiny
 from specjax.trees.costed import LatencyTable, target_sizes
 from specjax.types import DecodeState, Params
+from specjax.vocab.evospec import EvoSpec
+from specjax.vocab.fr_spec import FrSpec
 
 CONFIG = tiny(vocab=16, layers=3)
 # Wide logits: top-two margins stay far above float32 noise.
@@ -41,9 +43,54 @@ OPTIONS = {
       dtype='float32',
       target=target_sizes(CONFIG),
     )
-  }
+  },
+  # Smaller trees than users get, which compile faster.
+  'eagle3': {'nodes': 12, 'depth': 3, 'width': 4},
+  'ddtree': {'nodes': 17},
+  'jetspec': {'nodes': 17, 'width': 3},
+  'taps': {'nodes': 17, 'pool': 12},
+  'treeflash': {'nodes': 17},
 }
 PROMPTS = ([1, 2, 3, 4, 1, 2, 3], [5, 6] * 9 + [5], [3, 9])
+
+
+# Lists that leave out tokens which the target takes.
+FEW = tuple(i for i in range(CONFIG.vocab) if i % 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+  """A method built or wrapped in another way."""
+
+  method: str
+  vocab: Any = None
+  changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+VARIANTS = {
+  'dflash+rejection': Variant(method='dflash', options={'rule': 'rejection'}),
+  'draft_model+follow': Variant(
+    method='draft_model', options={'rule': 'follow'}
+  ),
+  'eagle3+chain': Variant(method='eagle3', options={'width': 1, 'nodes': 5}),
+  'jetspec+best_first': Variant(
+    method='jetspec', options={'tree': 'best_first'}
+  ),
+  **{
+    f'{name}+fr_spec': Variant(method=name, vocab=FrSpec(ranks=FEW))
+    for name in ('dflash', 'draft_model', 'eagle3', 'treeflash')
+  },
+  # Its head is the target's own, which has a row for every token.
+  'eagle3+evospec': Variant(
+    method='eagle3',
+    vocab=EvoSpec(ranks=FEW, buffer=4),
+    changes={'draft_vocab_size': None},
+  ),
+  'draft_model+evospec': Variant(
+    method='draft_model', vocab=EvoSpec(ranks=FEW, buffer=4)
+  ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +156,30 @@ def drafter_configs(target: ModelConfig) -> Iterator[dict[str, Any]]:
     }
 
 
+def case_names() -> list[str]:
+  """Every method, and variants that take another path through the code."""
+  return method_names() + list(VARIANTS)
+
+
 def make_case(name: str) -> Case:
-  """The method of that name with random drafter parameters."""
+  """The method or variant of that name with random drafter parameters."""
+  if name not in VARIANTS:
+    return built(name)
+  variant = VARIANTS[name]
+  case = built(variant.method, variant.changes, **variant.options)
+  if variant.vocab is None:
+    return case
+  return Case(*variant.vocab.wrap(case.method, case.params))
+
+
+def built(name: str, changes: Mapping[str, Any] | None = None, **options):
+  """A method whose drafter config has these changes."""
   build = importlib.import_module(f'specjax.methods.{name}').build
+  options = OPTIONS.get(name, {}) | options
   refusals = []
   for config in drafter_configs(CONFIG):
     try:
-      method = build(CONFIG, config, **OPTIONS.get(name, {}))
+      method = build(CONFIG, config | dict(changes or {}), **options)
     except ValueError as error:
       refusals.append(str(error))
       continue

@@ -1,0 +1,115 @@
+"""EvoSpec's vocabulary: frequent tokens, and rare ones that the text needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from specjax.drafters.evolving_vocab import Evolving, EvolvingVocab
+from specjax.drafters.vocab_buffer import Index, Rule
+from specjax.method import Method
+from specjax.types import Params
+from specjax.vocab.fr_spec import FrSpec, head_of
+from specjax.vocab.indices import Indices, load_indices
+from specjax.vocab.ranks import chosen
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvoSpec:
+  """A static list and a dynamic buffer, for `specjax.load(vocab=...)`.
+
+  Zhang et al., arXiv:2605.27390, as we reconstruct it: see
+  `drafters.evolving_vocab`. The head must have a row for every token: a draft
+  model's own, or the target's. A public EAGLE-3 head has rows for its trained
+  tokens only and nothing to take others from.
+
+  Args:
+    ranks: as for `FrSpec`.
+    size: as for `FrSpec`.
+    buffer: rare tokens per sequence, 256 to 1024 in the paper; 0 is FR-Spec.
+    indices: `Indices` or their file; without them the buffer learns from the
+      text and the target's logits alone.
+    sources: which of `vocab_buffer.Rule`'s sources count; None takes all that
+      there is an index for.
+    rule: the other settings of the buffer.
+  """
+
+  ranks: Any
+  size: int | None = None
+  buffer: int = 512
+  indices: Any = None
+  sources: str | None = None
+  rule: Rule = dataclasses.field(default_factory=Rule)
+
+  def wrap(self, method: Method, params: Params) -> tuple[Method, Params]:
+    """See `method.Vocabulary`.
+
+    Raises:
+      ValueError: a drafter without a whole head, a buffer that there are too
+        few tokens for, a source without its index, an index of another
+        vocabulary, or see `ranks.chosen`.
+    """
+    if self.buffer == 0:
+      return FrSpec(ranks=self.ranks, size=self.size).wrap(method, params)
+    vocab = params.target.config.vocab
+    id_V = chosen(self.ranks, self.size, vocab)
+    head = head_of(method, params)
+    rows = head.rows_VD.shape[0]
+    if head.id_V is not None or rows != vocab:
+      raise ValueError(
+        f'the drafter of method {method.name!r} has a pruned head ({rows} rows '
+        f'for {vocab} tokens), and a rare token needs a row to enter the '
+        'buffer. Take a drafter with a whole head, or FrSpec.'
+      )
+    if not 0 < self.buffer <= vocab - len(id_V):
+      raise ValueError(
+        f'buffer is {self.buffer}; beside a list of {len(id_V)} the target has '
+        f'{vocab - len(id_V)} tokens, so give 0 (none) to that many.'
+      )
+    semantic, statistical = self._indices(vocab)
+    drafter = EvolvingVocab(
+      inner=method.drafter,
+      buffer=self.buffer,
+      rule=self._rule(semantic, statistical),
+    )
+    evolving = Evolving(
+      inner=params.drafter,
+      rows_VD=jnp.take(head.rows_VD, jnp.asarray(id_V), axis=0),
+      id_V=jnp.asarray(id_V),
+      semantic=semantic if 'd' in drafter.rule.sources else None,
+      statistical=statistical if 'e' in drafter.rule.sources else None,
+    )
+    return dataclasses.replace(method, drafter=drafter), params.replace(
+      drafter=evolving
+    )
+
+  def _indices(self, vocab: int) -> tuple[Index | None, Index | None]:
+    """Both as arrays, checked."""
+    indices = self.indices
+    if indices is None:
+      return None, None
+    if not isinstance(indices, Indices):
+      indices = load_indices(indices)
+    for name in ('semantic', 'statistical'):
+      index = getattr(indices, name)
+      if index is not None and index.id_VC.shape[0] != vocab:
+        raise ValueError(
+          f'the {name} index knows {index.id_VC.shape[0]} tokens and the '
+          f"target {vocab}; build it from this target's head and tokenizer."
+        )
+    return indices.semantic, indices.statistical
+
+  def _rule(self, semantic, statistical) -> Rule:
+    have = {'d': semantic is not None, 'e': statistical is not None}
+    sources = self.sources
+    if sources is None:
+      sources = 'abc' + ''.join(s for s, there in have.items() if there)
+    for source in sources:
+      if not have.get(source, True):
+        raise ValueError(
+          f'source {source!r} needs an index that is not there; build one with '
+          'specjax.vocab.indices, or leave it out of sources.'
+        )
+    return dataclasses.replace(self.rule, sources=sources)

@@ -1,0 +1,40 @@
+"""Texts that are counted, and what a ranking always keeps."""
+
+import types
+
+import pytest
+
+from experiments.corpus import encoded
+from experiments.rank_tokens import must_have
+
+FIELDS = ['question', 'answer']
+
+
+def test_all_named_fields_count(tmp_path):
+  """Catches a field or a last line that is left out, and one that is not
+  asked for."""
+  first, second = tmp_path / 'a.jsonl', tmp_path / 'b.jsonl'
+  first.write_text('{"question": "ab", "answer": "c", "prompt": "x"}\n')
+  second.write_text('{"answer": "d", "question": 1}\n{"question": "e"}')
+  got = list(encoded([first, second], FIELDS, list))
+  assert got == [['a', 'b'], ['c'], ['d'], ['e']]
+
+
+@pytest.mark.parametrize('line', ['{"prompt": "x"}', '[1]', '{"answer": "cut'])
+def test_wrong_lines_are_named(tmp_path, line):
+  path = tmp_path / 'a.jsonl'
+  path.write_text(f'{{"answer": "d"}}\n{line}\n')
+  with pytest.raises(ValueError, match=r'a\.jsonl, line 2 is no JSON'):
+    list(encoded([path], FIELDS, list))
+  with pytest.raises(ValueError, match='no corpus'):
+    list(encoded([tmp_path / 'none'], FIELDS, list))
+
+
+def test_ends_and_template_ids_are_kept():
+  """Each once; a tokenizer without a template has end ids only."""
+  plain = types.SimpleNamespace(eos_ids=(7,))
+  assert must_have(plain, (5, 7)) == (5, 7)
+  chat = types.SimpleNamespace(
+    eos_ids=(7,), template='t', chat=lambda messages: [1, 7, 2, 1]
+  )
+  assert must_have(chat, (5,)) == (5, 7, 1, 2)
