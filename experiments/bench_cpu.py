@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 import specjax
+from experiments import run
 from experiments.plain_loop import plain_greedy
 from experiments.prompts import as_messages, read_prompts
 from experiments.timing import interleaved, ratio
@@ -30,11 +31,17 @@ from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.inputs import make_rows
 from specjax.methods import ar, lookup
 
-FLAGS = flags.FLAGS
-flags.DEFINE_string('target', None, 'SmolLM2 folder.', required=True)
-flags.DEFINE_integer('repeats', 7, 'Turns of every comparison.')
-flags.DEFINE_integer('new_tokens', 64, 'Tokens decoded per turn.')
-flags.DEFINE_string('out', None, 'JSON file for the rows.')
+FLAGS = run.flag_values(__name__)
+flags.DEFINE_string(
+  'target', None, 'SmolLM2 folder.', required=True, flag_values=FLAGS
+)
+flags.DEFINE_integer(
+  'repeats', 7, 'Turns of every comparison.', flag_values=FLAGS
+)
+flags.DEFINE_integer(
+  'new_tokens', 64, 'Tokens decoded per turn.', flag_values=FLAGS
+)
+flags.DEFINE_string('out', None, 'JSON file for the rows.', flag_values=FLAGS)
 
 QUESTION = 'A baker fills 12 trays with 9 rolls each. How many rolls is that?'
 

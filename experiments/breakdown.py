@@ -26,7 +26,7 @@ import tqdm
 from absl import app, flags
 
 from experiments import pieces, run
-from experiments.lineup import Builder, Variant, load_all
+from experiments.lineup import Builder, Variant, load_all, sources
 from experiments.prompts import as_messages, read_prompts
 from experiments.timing import interleaved
 from specjax.decode.loop import decode
@@ -98,6 +98,7 @@ def breakdown(
     raise ValueError(f'batch is {batch} and {prompts!r} holds {len(texts)}.')
   decoders = load_all(methods, target, drafters or {}, dtype)
   settings['methods'] = {k: repr(d.method) for k, d in decoders.items()}
+  settings['variants'] = sources(methods)
   folder = pathlib.Path(run_dir)
   run.open_folder(folder, settings)
   sampling = ('temperature', 'top_k', 'top_p', 'min_p', 'seed')

@@ -18,23 +18,40 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from absl import app, flags
 
-from experiments.corpus import FIELDS, encoded, encoder
+from experiments import run
+from experiments.corpus import FIELDS, check_files, encoded, encoder
 from specjax import text as text_lib
 from specjax.vocab import indices as lib
 from specjax.vocab.ranks import chosen
 from specjax.weights.safetensors import load_target
 
-_TARGET = flags.DEFINE_string('target', None, 'Folder.', required=True)
-_RANKS = flags.DEFINE_string('ranks', None, 'The fixed list.', required=True)
-_SIZE = flags.DEFINE_integer('size', None, 'Tokens of it; by default all.')
-_CORPUS = flags.DEFINE_multi_string('corpus', [], 'JSON-lines files.')
-_FIELDS = flags.DEFINE_list('fields', FIELDS, 'Texts of a line.')
-_K = flags.DEFINE_integer('k', 16, 'Neighbours per token and index.')
-_OUT = flags.DEFINE_string('out', None, 'File to write.', required=True)
+_FLAGS = run.flag_values(__name__)
+_TARGET = flags.DEFINE_string(
+  'target', None, 'Folder.', required=True, flag_values=_FLAGS
+)
+_RANKS = flags.DEFINE_string(
+  'ranks', None, 'The fixed list.', required=True, flag_values=_FLAGS
+)
+_SIZE = flags.DEFINE_integer(
+  'size', None, 'Tokens of it; by default all.', flag_values=_FLAGS
+)
+_CORPUS = flags.DEFINE_multi_string(
+  'corpus', [], 'JSON-lines files.', flag_values=_FLAGS
+)
+_FIELDS = flags.DEFINE_list(
+  'fields', FIELDS, 'Texts of a line.', flag_values=_FLAGS
+)
+_K = flags.DEFINE_integer(
+  'k', 16, 'Neighbours per token and index.', flag_values=_FLAGS
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'File to write.', required=True, flag_values=_FLAGS
+)
 
 
 def build() -> None:
   """Builds both indices, writes the file and prints what it holds."""
+  check_files(_CORPUS.value, _OUT.value)
   weights = load_target(_TARGET.value, dtype=jnp.float32, stacked=True)
   vocab = weights.config.vocab
   tail_I = lib.tail_of(chosen(_RANKS.value, _SIZE.value, vocab), vocab)

@@ -20,6 +20,16 @@ def encoder(tokenizer) -> Callable[[str], list[int]]:
   return tokenizer.encode
 
 
+def check_files(corpora: Sequence[str], out: str) -> None:
+  """Raises ValueError for what cannot be read or written, before long work."""
+  for path in map(pathlib.Path, corpora):
+    if not path.is_file():
+      raise ValueError(f'there is no corpus {path}.')
+  folder = pathlib.Path(out).parent
+  if not folder.is_dir():
+    raise ValueError(f'there is no folder {folder} for {out}; make it first.')
+
+
 def encoded(
   paths: Sequence[str], fields: Sequence[str], encode: Callable
 ) -> Iterator[list[int]]:

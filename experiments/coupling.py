@@ -24,36 +24,49 @@ from experiments import run
 from experiments.prompts import as_messages, read_prompts
 from specjax import api, metrics
 from specjax.decoder import Decoder
-from specjax.method import sharpness_of
 
 GREEDY = (0.0, 1.0)
 
-_TARGET = flags.DEFINE_string('target', 'default', 'Folder or hub id.')
+_FLAGS = run.flag_values(__name__)
+_TARGET = flags.DEFINE_string(
+  'target', 'default', 'Folder or hub id.', flag_values=_FLAGS
+)
 _METHODS = flags.DEFINE_list(
   'methods', ['dflash', 'ddtree', 'treeflash'], 'Names, each as name or '
-  'name:nodes.'
-)  # fmt: skip
-_PROMPTS = flags.DEFINE_string('prompts', 'gsm8k_test_20', 'Name or path.')
-_LIMIT = flags.DEFINE_integer('limit', 20, 'Prompts taken from the set.')
-_NEW = flags.DEFINE_integer('max_new_tokens', 96, 'Tokens per answer.')
+  'name:nodes.', flag_values=_FLAGS)  # fmt: skip
+_PROMPTS = flags.DEFINE_string(
+  'prompts', 'gsm8k_test_20', 'Name or path.', flag_values=_FLAGS
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', 20, 'Prompts taken from the set.', flag_values=_FLAGS
+)
+_NEW = flags.DEFINE_integer(
+  'max_new_tokens', 96, 'Tokens per answer.', flag_values=_FLAGS
+)
 _LAWS = flags.DEFINE_list(
-  'laws', ['1:1', '0.6:0.95'], 'Sampling laws, each temperature:top_p.'
+  'laws',
+  ['1:1', '0.6:0.95'],
+  'Sampling laws, each temperature:top_p.',
+  flag_values=_FLAGS,
 )
 _SHARPNESS = flags.DEFINE_list(
   'sharpness', ['0.7', '1', '1.4', '2'], 'Each one number, or one per depth '
-  'joined by slashes.'
-)  # fmt: skip
-_BATCH = flags.DEFINE_integer('batch', 20, 'Prompts decoded together.')
-_OUT = flags.DEFINE_string('out', None, 'JSON lines, gone on with.')
+  'joined by slashes.', flag_values=_FLAGS)  # fmt: skip
+_BATCH = flags.DEFINE_integer(
+  'batch', 20, 'Prompts decoded together.', flag_values=_FLAGS
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'JSON lines, gone on with.', flag_values=_FLAGS
+)
 
 
 def coupling() -> list[dict[str, Any]]:
   """One row per cell."""
   prompts = read_prompts(_PROMPTS.value, limit=_LIMIT.value)
-  laws = [GREEDY] + [tuple(map(float, x.split(':'))) for x in _LAWS.value]
-  couplings = [None] + [
-    tuple(map(float, x.split('/'))) for x in _SHARPNESS.value
-  ]
+  laws = [GREEDY] + [_numbers('laws', x, ':', 2) for x in _LAWS.value]
+  couplings = [None] + [_numbers('sharpness', x, '/') for x in _SHARPNESS.value]
+  for name in _METHODS.value:  # before the first of them is measured
+    api.build_of(name.partition(':')[0])
   path = pathlib.Path(_OUT.value)
   path.parent.mkdir(parents=True, exist_ok=True)
   rows = run.read_rows(path)
@@ -63,7 +76,7 @@ def coupling() -> list[dict[str, Any]]:
     for law in laws
     for sharpness in (couplings if law != GREEDY else [None])
   ]
-  shared: Decoder | None = None
+  shared: tuple[str, Decoder] | None = None
   for name, law, sharpness in tqdm.tqdm(cells, file=sys.stderr, unit='cell'):
     key = {
       'target': _TARGET.value,
@@ -84,6 +97,22 @@ def coupling() -> list[dict[str, Any]]:
     rows.append(made)
     run.append_rows(path, [made])
   return rows
+
+
+def _numbers(
+  flag: str, entry: str, between: str, count: int | None = None
+) -> tuple[float, ...]:
+  """The numbers that an entry of a flag joins, so many of them."""
+  try:
+    numbers = tuple(map(float, entry.split(between)))
+  except ValueError:
+    numbers = ()
+  if not numbers or count not in (None, len(numbers)) or min(numbers) <= 0:
+    raise ValueError(
+      f'{flag} holds {entry!r}; give {count or "some"} numbers above 0, joined '
+      f'by {between!r}.'
+    )
+  return numbers
 
 
 def _load(name: str) -> Decoder:
@@ -149,8 +178,6 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str]) -> None:
   if argv[1:]:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for number in _SHARPNESS.value:
-    sharpness_of(tuple(map(float, number.split('/'))))
   try:
     print(as_table(coupling()))
   except ValueError as error:

@@ -19,13 +19,14 @@ import tqdm
 from absl import app, flags
 
 from experiments import run
-from experiments.lineup import Builder, Variant, load_all
+from experiments.lineup import Builder, Variant, load_all, sources
 from experiments.measure import Bench, measure
 from experiments.prompts import as_messages, read_prompts
 from experiments.summary import PLAIN, as_table, summarise
 
 METRICS = 'metrics.jsonl'
 SUMMARY = 'summary.jsonl'
+NOT_IN_ROWS = ('methods', 'variants', 'prompts')
 SAMPLING = ('max_new_tokens', 'temperature', 'top_k', 'top_p', 'min_p')
 
 
@@ -84,11 +85,12 @@ def evaluate(
   texts = read_prompts(prompts, limit=limit)
   decoders = load_all(methods, target, drafters or {}, dtype)
   settings['methods'] = {k: repr(d.method) for k, d in decoders.items()}
+  settings['variants'] = sources(methods)
   folder = pathlib.Path(run_dir)
   run.open_folder(folder, settings)
   encode = lambda prompt: decoders[PLAIN].encode(prompt, thinking=thinking)
   constants = {
-    **{k: v for k, v in settings.items() if k not in ('methods', 'prompts')},
+    **{k: v for k, v in settings.items() if k not in NOT_IN_ROWS},
     'prompt_set': prompts,
     'versions': run.versions(),
     **run.device(),

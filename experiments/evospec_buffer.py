@@ -46,20 +46,46 @@ from specjax.vocab.evospec import EvoSpec
 STATIC = 'list'  # the arm without a buffer
 ROWS = 'rows.jsonl'
 
-_TARGET = flags.DEFINE_string('target', None, 'Folder.', required=True)
-_RANKS = flags.DEFINE_string('ranks', None, 'Ranked tokens.', required=True)
-_INDICES = flags.DEFINE_string('indices', None, 'For sources d and e.')
-_PROMPTS = flags.DEFINE_multi_string(
-  'prompts', ['gsm8k_test_20'], 'Names or paths of prompt sets.'
+_FLAGS = run.flag_values(__name__)
+_TARGET = flags.DEFINE_string(
+  'target', None, 'Folder.', required=True, flag_values=_FLAGS
 )
-_SIZES = flags.DEFINE_list('sizes', ['2048', '8192'], 'Of the fixed list.')
-_BUFFER = flags.DEFINE_integer('buffer', 512, 'Slots of the buffer.')
-_SOURCES = flags.DEFINE_list('sources', ['abc'], 'One arm each, of abcde.')
-_LIMIT = flags.DEFINE_integer('limit', 20, 'Prompts of each set.')
-_NEW = flags.DEFINE_integer('max_new_tokens', 128, 'Tokens per answer.')
-_NODES = flags.DEFINE_integer('nodes', 8, 'Rows verified, root included.')
-_REPEATS = flags.DEFINE_integer('repeats', 20, 'Timed rounds; 0: no timing.')
-_RUN_DIR = flags.DEFINE_string('run_dir', None, 'Results.', required=True)
+_RANKS = flags.DEFINE_string(
+  'ranks', None, 'Ranked tokens.', required=True, flag_values=_FLAGS
+)
+_INDICES = flags.DEFINE_string(
+  'indices', None, 'For sources d and e.', flag_values=_FLAGS
+)
+_PROMPTS = flags.DEFINE_multi_string(
+  'prompts',
+  ['gsm8k_test_20'],
+  'Names or paths of prompt sets.',
+  flag_values=_FLAGS,
+)
+_SIZES = flags.DEFINE_list(
+  'sizes', ['2048', '8192'], 'Of the fixed list.', flag_values=_FLAGS
+)
+_BUFFER = flags.DEFINE_integer(
+  'buffer', 512, 'Slots of the buffer.', flag_values=_FLAGS
+)
+_SOURCES = flags.DEFINE_list(
+  'sources', ['abc'], 'One arm each, of abcde.', flag_values=_FLAGS
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', 20, 'Prompts of each set.', flag_values=_FLAGS
+)
+_NEW = flags.DEFINE_integer(
+  'max_new_tokens', 128, 'Tokens per answer.', flag_values=_FLAGS
+)
+_NODES = flags.DEFINE_integer(
+  'nodes', 8, 'Rows verified, root included.', flag_values=_FLAGS
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 20, 'Timed rounds; 0: no timing.', flag_values=_FLAGS
+)
+_RUN_DIR = flags.DEFINE_string(
+  'run_dir', None, 'Results.', required=True, flag_values=_FLAGS
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,6 +226,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def measure() -> None:
   """Decodes what is missing, then prints the table, costs and memory."""
   bench = load_bench(_TARGET.value, _NODES.value, _NEW.value)
+  stems = [pathlib.Path(source).stem for source in _PROMPTS.value]
+  if len(set(stems)) < len(stems):
+    raise ValueError(
+      f'prompts are called {", ".join(stems)}, and rows are kept by these '
+      'names; rename files that share one.'
+    )
   sets = {
     pathlib.Path(source).stem: [
       bench.decoder.encode(as_messages(text))

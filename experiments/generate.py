@@ -10,27 +10,56 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from experiments import run
 from experiments.prompts import as_messages, read_prompts
 from specjax import api
 
-_TARGET = flags.DEFINE_string('target', 'default', 'Folder or hub id.')
-_METHOD = flags.DEFINE_string('method', 'ddtree', 'A name in specjax.methods.')
-_DRAFTER = flags.DEFINE_string('drafter', None, 'Folder or hub id.')
-_NODES = flags.DEFINE_integer('nodes', None, 'Rows verified, root included.')
-_DTYPE = flags.DEFINE_enum('dtype', 'auto', api.DTYPES, 'Weights and compute.')
-_PROMPT = flags.DEFINE_multi_string('prompt', None, 'Text; may be repeated.')
-_PROMPTS = flags.DEFINE_string(
-  'prompts', 'gsm8k_test_20', 'Name or path of a set, where no --prompt is.'
+_FLAGS = run.flag_values(__name__)
+_TARGET = flags.DEFINE_string(
+  'target', 'default', 'Folder or hub id.', flag_values=_FLAGS
 )
-_LIMIT = flags.DEFINE_integer('limit', 2, 'Prompts taken from the set.')
-_RAW = flags.DEFINE_bool('raw', False, 'Text as it is, without chat template.')
-_THINKING = flags.DEFINE_bool('thinking', False, 'Of the chat template.')
-_NEW = flags.DEFINE_integer('max_new_tokens', 96, 'Tokens per answer.')
-_TEMPERATURE = flags.DEFINE_float('temperature', 0.0, '0 is greedy.')
-_TOP_K = flags.DEFINE_integer('top_k', 0, '0 is off.')
-_TOP_P = flags.DEFINE_float('top_p', 1.0, '1 is off.')
-_MIN_P = flags.DEFINE_float('min_p', 0.0, '0 is off.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Prompt i is decoded with seed + i.')
+_METHOD = flags.DEFINE_string(
+  'method', 'ddtree', 'A name in specjax.methods.', flag_values=_FLAGS
+)
+_DRAFTER = flags.DEFINE_string(
+  'drafter', None, 'Folder or hub id.', flag_values=_FLAGS
+)
+_NODES = flags.DEFINE_integer(
+  'nodes', None, 'Rows verified, root included.', flag_values=_FLAGS
+)
+_DTYPE = flags.DEFINE_enum(
+  'dtype', 'auto', api.DTYPES, 'Weights and compute.', flag_values=_FLAGS
+)
+_PROMPT = flags.DEFINE_multi_string(
+  'prompt', None, 'Text; may be repeated.', flag_values=_FLAGS
+)
+_PROMPTS = flags.DEFINE_string(
+  'prompts',
+  'gsm8k_test_20',
+  'Name or path of a set, where no --prompt is.',
+  flag_values=_FLAGS,
+)
+_LIMIT = flags.DEFINE_integer(
+  'limit', 2, 'Prompts taken from the set.', flag_values=_FLAGS
+)
+_RAW = flags.DEFINE_bool(
+  'raw', False, 'Text as it is, without chat template.', flag_values=_FLAGS
+)
+_THINKING = flags.DEFINE_bool(
+  'thinking', False, 'Of the chat template.', flag_values=_FLAGS
+)
+_NEW = flags.DEFINE_integer(
+  'max_new_tokens', 96, 'Tokens per answer.', flag_values=_FLAGS
+)
+_TEMPERATURE = flags.DEFINE_float(
+  'temperature', 0.0, '0 is greedy.', flag_values=_FLAGS
+)
+_TOP_K = flags.DEFINE_integer('top_k', 0, '0 is off.', flag_values=_FLAGS)
+_TOP_P = flags.DEFINE_float('top_p', 1.0, '1 is off.', flag_values=_FLAGS)
+_MIN_P = flags.DEFINE_float('min_p', 0.0, '0 is off.', flag_values=_FLAGS)
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'Prompt i is decoded with seed + i.', flag_values=_FLAGS
+)
 
 
 def generate() -> None:

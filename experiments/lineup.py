@@ -12,6 +12,7 @@ from specjax import api
 from specjax.decoder import Decoder
 from specjax.method import Method
 
+ADDED = ('drafter', 'vocab', 'scorer')
 Builder = str | Callable[..., Method]
 
 
@@ -45,15 +46,21 @@ def load_all(
   A method's label is its name, with the nodes where the name is there twice.
 
   Raises:
-    ValueError: names that do not exist, or one label for two methods.
+    ValueError: names that do not exist, one label for two methods, or that of
+      plain decoding for another one.
   """
+  for m in methods:
+    if not (isinstance(m, str | Variant) or callable(m)):
+      raise ValueError(
+        f'methods hold {m!r}; give names, build functions or variants.'
+      )
   variants = [
     m
     if isinstance(m, Variant)
     else Variant(label=_name(m), method=m, drafter=drafters.get(_name(m)))
     for m in methods
   ]
-  _check(methods, variants, drafters)
+  _check(variants, drafters)
   count = collections.Counter(v.label for v in variants)
   decoders = {PLAIN: api.load(target, PLAIN, dtype=dtype)}
   for v in variants:
@@ -75,14 +82,24 @@ def load_all(
 
 
 def _name(method: Builder) -> str:
-  if isinstance(method, str):
-    return method
-  return method.__module__.split('.')[-1]
+  return method if isinstance(method, str) else api.name_of(method)
 
 
-def _check(methods, variants: Sequence[Variant], drafters) -> None:
+def sources(methods: Sequence[Builder | Variant]) -> dict[str, dict[str, str]]:
+  """What variants add to their methods, by label; for the record of a run.
+
+  The text of a wrapped method tells of no file and no list.
+  """
+  return {
+    m.label: {name: repr(getattr(m, name)) for name in ADDED}
+    for m in methods
+    if isinstance(m, Variant)
+  }
+
+
+def _check(variants: Sequence[Variant], drafters) -> None:
   """Raises ValueError for a name that is none, before anything is loaded."""
-  by_name = [m for m in methods if isinstance(m, str)]
+  by_name = [v.method for v in variants if isinstance(v.method, str)]
   names = sorted({_name(v.method) for v in variants})
   for what, given, known in (
     ('methods', by_name, api.method_names()),
@@ -92,4 +109,10 @@ def _check(methods, variants: Sequence[Variant], drafters) -> None:
     if wrong:
       raise ValueError(
         f'{what} names {wrong[0]!r}; it can name {", ".join(known)}.'
+      )
+  for v in variants:
+    if v.label == PLAIN and _name(v.method) != PLAIN:
+      raise ValueError(
+        f'a variant is labelled {PLAIN!r}, which stands for plain decoding; '
+        'give it another label.'
       )

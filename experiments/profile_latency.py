@@ -38,15 +38,34 @@ from specjax.types import DecodeState
 SIZES = (1, 9, 17, 33, 65)
 CONTEXTS = (128, 512, 2048, 4096, 8192)  # those that the target can hold
 
-_TARGET = flags.DEFINE_string('target', 'default', 'Folder or hub id.')
-_DRAFTER = flags.DEFINE_string('drafter', None, 'A DFlash folder or hub id.')
-_OUT = flags.DEFINE_string('out', None, 'JSON file for the table.')
-_SIZES = flags.DEFINE_list('sizes', None, f'Rows verified; {SIZES}.')
-_CONTEXTS = flags.DEFINE_list('contexts', None, f'Tokens; {CONTEXTS}.')
-_DTYPE = flags.DEFINE_enum('dtype', 'auto', api.DTYPES, 'Weights and compute.')
-_BATCH = flags.DEFINE_integer('batch', 1, 'Rows decoded together.')
-_REPEATS = flags.DEFINE_integer('repeats', 15, 'Turns of every piece.')
-_INNER = flags.DEFINE_integer('inner', 8, 'Runs of a piece per turn.')
+_FLAGS = run.flag_values(__name__)
+_TARGET = flags.DEFINE_string(
+  'target', 'default', 'Folder or hub id.', flag_values=_FLAGS
+)
+_DRAFTER = flags.DEFINE_string(
+  'drafter', None, 'A DFlash folder or hub id.', flag_values=_FLAGS
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'JSON file for the table.', flag_values=_FLAGS
+)
+_SIZES = flags.DEFINE_list(
+  'sizes', None, f'Rows verified; {SIZES}.', flag_values=_FLAGS
+)
+_CONTEXTS = flags.DEFINE_list(
+  'contexts', None, f'Tokens; {CONTEXTS}.', flag_values=_FLAGS
+)
+_DTYPE = flags.DEFINE_enum(
+  'dtype', 'auto', api.DTYPES, 'Weights and compute.', flag_values=_FLAGS
+)
+_BATCH = flags.DEFINE_integer(
+  'batch', 1, 'Rows decoded together.', flag_values=_FLAGS
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 15, 'Turns of every piece.', flag_values=_FLAGS
+)
+_INNER = flags.DEFINE_integer(
+  'inner', 8, 'Runs of a piece per turn.', flag_values=_FLAGS
+)
 
 
 def profile(
@@ -159,6 +178,10 @@ def main(argv: Sequence[str]) -> None:
   try:
     if _OUT.value is None:
       raise ValueError('say with --out where the table goes.')
+    path = pathlib.Path(_OUT.value)
+    if path.is_dir():
+      raise ValueError(f'--out is the folder {path}; name a file.')
+    path.parent.mkdir(parents=True, exist_ok=True)
     sizes = _numbers('sizes', _SIZES.value) or SIZES
     decoder = api.load(
       _TARGET.value,
@@ -175,10 +198,8 @@ def main(argv: Sequence[str]) -> None:
       repeats=_REPEATS.value,
       inner=_INNER.value,
     )
-  except ValueError as error:
+  except (OSError, ValueError) as error:
     sys.exit(f'error: {error}')
-  path = pathlib.Path(_OUT.value)
-  path.parent.mkdir(parents=True, exist_ok=True)
   table.write(
     path,
     batch=_BATCH.value,

@@ -20,18 +20,30 @@ from typing import Any
 import jax
 from absl import app, flags
 
+from experiments import run
 from specjax import api
 from specjax.models.config import ModelConfig, to_hf
 from specjax.weights.files import CONFIG, WEIGHTS, replacing
 from specjax.weights.safetensors import read_config, save_tensors
 from specjax.weights.scorer import save_scorer
 
-_TARGET = flags.DEFINE_string('target', 'default', 'Folder, or default.')
-_OUT = flags.DEFINE_string('out', None, 'Folder to write to.', required=True)
-_LAYERS = flags.DEFINE_integer('layers', 2, 'Of the block drafters.')
-_BLOCK = flags.DEFINE_integer('block', 16, 'Anchor and masks of a block.')
-_DRAFT_VOCAB = flags.DEFINE_integer('draft_vocab', 32000, "EAGLE-3's, at most.")
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the weights.')
+_FLAGS = run.flag_values(__name__)
+_TARGET = flags.DEFINE_string(
+  'target', 'default', 'Folder, or default.', flag_values=_FLAGS
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'Folder to write to.', required=True, flag_values=_FLAGS
+)
+_LAYERS = flags.DEFINE_integer(
+  'layers', 2, 'Of the block drafters.', flag_values=_FLAGS
+)
+_BLOCK = flags.DEFINE_integer(
+  'block', 16, 'Anchor and masks of a block.', flag_values=_FLAGS
+)
+_DRAFT_VOCAB = flags.DEFINE_integer(
+  'draft_vocab', 32000, "EAGLE-3's, at most.", flag_values=_FLAGS
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the weights.', flag_values=_FLAGS)
 
 
 def configs(
@@ -64,10 +76,11 @@ def configs(
     },
   }
   causal = {**block_head['dflash_config'], 'causal_head': True}
+  few = max(n // 4, 1)
   small = dataclasses.replace(
     target,
-    layers=max(n // 4, 1),
-    sparse_layers=tuple(i for i in target.sparse_layers if i < n // 4),
+    layers=few,
+    sparse_layers=tuple(i for i in target.sparse_layers if i < few),
   )
   return {
     'dflash': block_head,

@@ -15,23 +15,37 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 from absl import app, flags
 
-from experiments.corpus import FIELDS, encoded, encoder
+from experiments import run
+from experiments.corpus import FIELDS, check_files, encoded, encoder
 from specjax import text as text_lib
 from specjax.vocab import ranks as ranks_lib
 from specjax.weights.safetensors import read_config
 
-_TARGET = flags.DEFINE_string('target', None, 'Folder.', required=True)
+_FLAGS = run.flag_values(__name__)
+_TARGET = flags.DEFINE_string(
+  'target', None, 'Folder.', required=True, flag_values=_FLAGS
+)
 _CORPUS = flags.DEFINE_multi_string(
-  'corpus', None, 'JSON-lines files.', required=True
+  'corpus', None, 'JSON-lines files.', required=True, flag_values=_FLAGS
 )
 _HELD_OUT = flags.DEFINE_multi_string(
-  'held_out', [], 'Files whose coverage is printed and stored.'
+  'held_out',
+  [],
+  'Files whose coverage is printed and stored.',
+  flag_values=_FLAGS,
 )
-_FIELDS = flags.DEFINE_list('fields', FIELDS, 'Texts of a line.')
-_SIZE = flags.DEFINE_integer('size', None, 'Tokens to keep.', required=True)
-_OUT = flags.DEFINE_string('out', None, 'File to write.', required=True)
+_FIELDS = flags.DEFINE_list(
+  'fields', FIELDS, 'Texts of a line.', flag_values=_FLAGS
+)
+_SIZE = flags.DEFINE_integer(
+  'size', None, 'Tokens to keep.', required=True, flag_values=_FLAGS
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'File to write.', required=True, flag_values=_FLAGS
+)
 
 
 def must_have(tokenizer, eos_ids: Sequence[int]) -> tuple[int, ...]:
@@ -48,12 +62,15 @@ def rank() -> None:
   tokenizer = text_lib.load_tokenizer(_TARGET.value)
   if tokenizer is None:
     raise ValueError(f'{_TARGET.value} has no tokenizer.')
+  must = must_have(tokenizer, config.eos_ids)
+  # What cannot be is said before texts are counted.
+  ranks_lib.rank_tokens(np.zeros(config.vocab), must, _SIZE.value)
+  check_files([*_CORPUS.value, *_HELD_OUT.value], _OUT.value)
   encode, fields = encoder(tokenizer), _FIELDS.value
   count = lambda paths: ranks_lib.count_tokens(
     encoded(paths, fields, encode), config.vocab
   )
   count_V, other_V = count(_CORPUS.value), count(_HELD_OUT.value)
-  must = must_have(tokenizer, config.eos_ids)
   id_I = ranks_lib.rank_tokens(count_V, must, _SIZE.value)
   ranks = ranks_lib.Ranks(
     id_I=id_I,

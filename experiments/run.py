@@ -58,6 +58,15 @@ def define_flags(default: str = DEFAULT) -> None:
   )
 
 
+def flag_values(name: str) -> flags.FlagValues:
+  """Where a script of this `__name__` defines flags.
+
+  Imported scripts keep theirs apart: two of them may share a name, and one
+  process could not import both.
+  """
+  return flags.FLAGS if name == '__main__' else flags.FlagValues()
+
+
 def default_dir(files: Sequence[str]) -> pathlib.Path:
   """runs/<config>-<hash>: other settings or another machine, other folder."""
   facts = json.dumps([gin.config_str(), versions(), device()], sort_keys=True)
@@ -126,13 +135,27 @@ def open_folder(folder: str | pathlib.Path, settings: dict[str, Any]) -> bool:
   return False
 
 
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-  return [
-    f'{name} was {old.get(part, {}).get(name)!r} and is {fields.get(name)!r}'
-    for part, fields in new.items()
-    for name in {**old.get(part, {}), **fields}
-    if old.get(part, {}).get(name) != fields.get(name)
-  ]
+def _changes(old: Any, new: Any, name: str = '') -> list[str]:
+  """What was and what is, of the innermost settings that differ."""
+  if isinstance(old, dict) and isinstance(new, dict):
+    return [
+      change
+      for key in {**old, **new}
+      for change in _changes(old.get(key), new.get(key), key)
+    ]
+  if old == new:
+    return []
+  return [f'{name} was {_near(old, new)} and is {_near(new, old)}']
+
+
+def _near(value: Any, other: Any) -> str:
+  """A value; if it is long, where it begins to differ from the other one."""
+  text, beside = repr(value), repr(other)
+  if len(text) <= 80:
+    return text
+  pairs = enumerate(zip(text, beside, strict=False))
+  at = next((i for i, (a, b) in pairs if a != b), len(beside))
+  return f'...{text[max(at - 40, 0) : at + 40]}...'
 
 
 def dumps(value: Any, **kwargs: Any) -> str:

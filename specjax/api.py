@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax import compile_cache, methods, text
+from specjax.checks import whole
 from specjax.decoder import Decoder
-from specjax.inputs import whole
 from specjax.method import LearnedTree, Method, Vocabulary, bind
 from specjax.models.config import ModelConfig, from_hf
 from specjax.models.transformer import check_taps, scans
@@ -87,6 +87,8 @@ def load(
       read = lambda settings: build(config, {**settings, 'tensors': shapes})
       bound = _settings(drafter_folder, read, (TypeError,))
   check_taps(bound.drafter.taps, config.layers)
+  _check_vocab(vocab, bound, config)
+  _check_nodes(bound, config)
 
   on_cpu = jax.default_backend() == 'cpu'
   kind = _dtype(dtype, config, on_cpu)
@@ -123,7 +125,7 @@ def _bound(method, nodes: int | None, options: dict[str, Any]):
   if nodes is not None and not whole(nodes):
     raise ValueError(f'nodes is {nodes!r}; give a whole number.')
   if nodes is not None:
-    options = options | {'nodes': nodes}
+    options = options | {'nodes': int(nodes)}
   if isinstance(method, Method):
     if options:
       raise ValueError(
@@ -132,7 +134,7 @@ def _bound(method, nodes: int | None, options: dict[str, Any]):
       )
     return method
   if callable(method):
-    name, build = method.__module__.rpartition('.')[2], method
+    name, build = name_of(method), method
   else:
     name, build = method, build_of(method)
   _check_options(name, build, options)
@@ -142,6 +144,13 @@ def _bound(method, nodes: int | None, options: dict[str, Any]):
 def method_names() -> list[str]:
   """Every method there is: the modules of `specjax.methods`."""
   return sorted(m.name for m in pkgutil.iter_modules(methods.__path__))
+
+
+def name_of(build: Callable[..., Method]) -> str:
+  """The module of a build function, options bound or not."""
+  while isinstance(build, functools.partial):
+    build = build.func
+  return build.__module__.rpartition('.')[2]
 
 
 def build_of(name: str):
@@ -165,8 +174,19 @@ def _check_options(name: str, build: Any, options: Mapping[str, Any]) -> None:
       raise ValueError(f'method {name!r} has no option {option!r}; {has}.')
 
 
+def _check_nodes(method: Method, config: ModelConfig) -> None:
+  """Masks are nodes x nodes: what no context holds would fill the memory."""
+  if method.tree.nodes > config.max_length:
+    raise ValueError(
+      f'nodes is {method.tree.nodes}; a round verifies at most as many rows as '
+      f"the target's context holds, {config.max_length}."
+    )
+
+
 def _folder(name: str | pathlib.Path) -> pathlib.Path:
   """A local folder, or a snapshot from the hub."""
+  if not isinstance(name, (str, pathlib.Path)):
+    raise ValueError(f'{name!r} is no path; give a folder or a hub id.')
   path = pathlib.Path(name).expanduser()
   if path.is_dir():
     return path
@@ -202,6 +222,19 @@ def _drafter_folder(target, method, build, drafter) -> pathlib.Path | None:
     f'method {method!r} needs a drafter and none is packaged for this target; '
     'pass drafter=FOLDER.'
   )
+
+
+def _check_vocab(vocab: Any, method: Method, config: ModelConfig) -> None:
+  """Before weights are read."""
+  if vocab is None:
+    return
+  # A class has the methods too, and lacks the settings.
+  if isinstance(vocab, type) or not isinstance(vocab, Vocabulary):
+    raise ValueError(
+      f'vocab is {vocab!r}; give a vocabulary with its settings, such as '
+      'specjax.vocab.fr_spec.FrSpec(ranks=FILE), or None.'
+    )
+  vocab.check(method, config)
 
 
 def _dtype(name: str, config: ModelConfig, on_cpu: bool):

@@ -114,8 +114,9 @@ def _law(hidden_BWD: Array, head: Head, round: Round) -> Candidates:
   logits_BWV = _logits(hidden_BWD, head)
   logq_BWV = jax.nn.log_softmax(warp(logits_BWV, round.sampling), axis=-1)
   b, w, _ = logq_BWV.shape
-  vocab = round.noise_BPV.shape[-1]
+  vocab = logq_BWV.shape[-1]
   if head.id_V is not None or head.own_id_BV is not None:
+    vocab = round.noise_BPV.shape[-1]
     id_BV = _ids(head, b)
     id_BV = jnp.where(id_BV < 0, vocab, id_BV)  # out of range: not written
     put = lambda id_V, logq_WV: (

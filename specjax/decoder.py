@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.checks import whole
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.generation import Generation, Part, join, to_host
-from specjax.inputs import REFUSED, Rows, as_prompts, make_rows, whole
+from specjax.inputs import REFUSED, Rows, as_prompts, make_rows
 from specjax.method import Method
 from specjax.types import DecodeState, Params
 

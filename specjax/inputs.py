@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.checks import whole
 from specjax.sampling import row_keys
 from specjax.types import Sampling
 
@@ -89,11 +90,6 @@ class Rows:
     stop_BI = np.full((len(self), width), -1, np.int32)
     stop_BI[:, : len(self.stop_ids)] = self.stop_ids
     return stop_BI
-
-
-def whole(x: Any) -> bool:
-  """Is it an integer? True and False are none."""
-  return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def as_prompts(prompts: Any) -> list[Any]:

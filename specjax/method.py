@@ -10,6 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
+from specjax.checks import number
 from specjax.models.names import Tensor
 from specjax.types import (
   Accepted,
@@ -102,8 +105,12 @@ class Binds(Protocol):
     """
 
 
+@runtime_checkable
 class Vocabulary(Protocol):
   """What `specjax.load(vocab=...)` takes: limits what a drafter may propose."""
+
+  def check(self, method: Method, target_config: Any) -> None:
+    """Raises ValueError for what can be seen without weights to be wrong."""
 
   def wrap(self, method: Method, params: Params) -> tuple[Method, Params]:
     """The method with its drafter wrapped, and parameters to match."""
@@ -148,7 +155,9 @@ class Method:
   def __post_init__(self):
     if self.sharpness is None:
       return
-    if not self.sharpness or not all(s > 0 for s in self.sharpness):
+    if not self.sharpness or not all(
+      number(s) and s > 0 for s in self.sharpness
+    ):
       raise ValueError(
         f'sharpness is {self.sharpness}; give numbers above 0, one per depth.'
       )
@@ -168,12 +177,20 @@ def sharpness_of(coupled: bool | float | Sequence[float]) -> Any:
   """`Method.sharpness` of a build function's `coupled`.
 
   True takes `SHARPNESS`, False drafts as if greedy; numbers are taken as given.
+
+  Raises:
+    ValueError: none of these, or a number that is not finite and above 0.
   """
-  if isinstance(coupled, bool):
+  if isinstance(coupled, (bool, np.bool_)):
     return SHARPNESS if coupled else None
-  if isinstance(coupled, (int, float)):
-    return (float(coupled),)
-  return tuple(map(float, coupled))
+  several = isinstance(coupled, (list, tuple)) or np.ndim(coupled) == 1
+  values = tuple(coupled) if several else (coupled,)
+  if not values or not all(number(s) and s > 0 for s in values):
+    raise ValueError(
+      f'coupled is {coupled!r}; give True, False, a number above 0, or a list '
+      'of such numbers, one per depth.'
+    )
+  return tuple(map(float, values))
 
 
 def bind(method: Method, params: Params, *, drafter: bool = True) -> Params:

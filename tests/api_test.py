@@ -1,12 +1,16 @@
 """The public API on the packaged model: what a notebook types first."""
 
+import functools
 import inspect
 import math
 
+import numpy as np
 import pytest
 
 import specjax
-from specjax.methods import lookup
+from specjax.methods import dflash, lookup
+from specjax.vocab.evospec import EvoSpec
+from specjax.vocab.fr_spec import FrSpec
 
 PROMPT = 'A robe takes 2 bolts of blue fiber and half that much white.\n'
 OTHER = 'Two trains leave.\n'
@@ -146,6 +150,7 @@ def test_prompts_in_three_forms(ar):
 def test_a_method_object_is_taken_as_it_is(ar):
   decoder = specjax.load(method=lookup.build(nodes=4))
   assert decoder.nodes == 4
+  assert specjax.load(method='lookup', nodes=np.int64(4)).nodes == 4
   ask = dict(max_new_tokens=24, stop_ids=())
   assert (
     decoder.generate(PROMPT, **ask).tokens == ar.generate(PROMPT, **ask).tokens
@@ -154,22 +159,42 @@ def test_a_method_object_is_taken_as_it_is(ar):
     specjax.load(method=lookup.build(nodes=4), nodes=5)
 
 
+def test_a_build_function_with_its_options_bound():
+  """Its packaged drafter is found by the module it stands in."""
+  decoder = specjax.load(method=functools.partial(dflash.build, nodes=3))
+  assert (decoder.method.name, decoder.nodes) == ('dflash', 3)
+
+
 @pytest.mark.parametrize(
   ('asked', 'message'),
   [
-    (dict(method='nope'), 'choose one of ar, ddtree'),
+    (dict(method='nope'), 'choose one of ar, .*ddtree'),
     (dict(method='ddtree', budget=3), "no option 'budget'; it has nodes"),
     (dict(method='draft_model'), 'needs a drafter and none is packaged'),
     (dict(method='lookup', drafter='x'), 'takes no drafter'),
     (dict(method='dflash', nodes=9), '1 .the anchor alone. to 8'),
     (dict(method='lookup', nodes=0), 'nodes is 0'),
     (dict(method='ddtree', nodes=0), 'nodes is 0'),
+    (dict(method='ddtree', nodes=10**7), 'nodes is 10000000.*context.*1024'),
+    (dict(method='dflash', coupled='yes'), "coupled is 'yes'; give True"),
     (dict(method='lookup', ngram=0), 'ngram is 0'),
     (dict(target='/no/such/folder'), '/no/such/folder does not exist'),
     (dict(dtype='int8'), 'auto, float32, bfloat16'),
+    (dict(vocab='fr_spec'), "vocab is 'fr_spec'; give .*FrSpec"),
+    (dict(method='dflash', vocab=FrSpec), 'with its settings'),
+    (dict(vocab=FrSpec(ranks=[1])), "method 'ar' has no output rows"),
+    (dict(method='lookup', vocab=EvoSpec(ranks=[1])), 'has no output rows'),
+    (dict(method='dflash', vocab=FrSpec(ranks=[300])), 'ids 300 to 300'),
+    (dict(method='dflash', vocab=EvoSpec(ranks=[1], buffer=260)), '259 tokens'),
+    (dict(method='dflash', scorer='x'), 'leave scorer out'),
+    (dict(method='dflash', drafter=3), '3 is no path'),
+    (dict(method='caddtree', latency='no/such'), 'no latency table no/such'),
   ],
 )
-def test_what_cannot_be_loaded(asked, message):
+def test_what_cannot_be_loaded(asked, message, monkeypatch):
+  """Said before weights are read."""
+  reads = lambda *args, **kwargs: pytest.fail('reads weights first')
+  monkeypatch.setattr(specjax.api, 'load_target', reads)
   with pytest.raises(ValueError, match=message):
     specjax.load(**asked)
 

@@ -10,11 +10,12 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-BASE = {'types', 'sampling', 'candidates', 'tree_ops'}
+BASE = {'types', 'sampling', 'candidates', 'tree_ops', 'checks'}
 # What a part of specjax may import from the rest of it; itself goes without
 # saying. Parts that are not named stand above all of these.
 ARROWS = {
   'types': set(),
+  'checks': set(),
   'tree_ops': {'types'},
   'filtering': {'types'},
   'sampling': {'types', 'filtering'},
@@ -22,14 +23,22 @@ ARROWS = {
   'metrics': {'types'},
   'models': BASE,
   'weights': {'types', 'models'},
-  'method': {'types', 'models'},
+  'method': {'types', 'models', 'checks'},
   'drafters': BASE | {'models'},
   'trees': BASE | {'models'},  # a learned one names its tensors
   'verify': BASE,
   'decode': BASE | {'models', 'method'},
   'rules': {'trees', 'verify', 'method'},
   'vocab': BASE | {'drafters', 'weights', 'method', 'models'},
-  'methods': {'rules', 'drafters', 'trees', 'verify', 'method', 'models'},
+  'methods': {
+    'rules',
+    'drafters',
+    'trees',
+    'verify',
+    'method',
+    'models',
+    'checks',
+  },
 }
 EDGE = {'gin', 'absl', 'matplotlib'}  # settings, flags and plots
 REFERENCES = {'torch', 'transformers'}  # what we are compared with

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.checks import whole
 from specjax.types import Array, Ask, Candidates, Frontier, Round
 
 
@@ -23,7 +24,7 @@ class PromptLookup:
   max_depth: int | None = None
 
   def __post_init__(self):
-    if not isinstance(self.ngram, int) or self.ngram < 1:
+    if not whole(self.ngram) or self.ngram < 1:
       raise ValueError(f'ngram is {self.ngram}; match at least 1 token.')
 
   def init(self, key, target_config):

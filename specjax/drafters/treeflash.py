@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.candidates import top_candidates
-from specjax.drafters import dflash
+from specjax.checks import check_whole
+from specjax.drafters import dflash, dflash_config
 from specjax.models import layers as nn
 from specjax.models import transformer
 from specjax.models.config import ModelConfig
@@ -207,9 +208,9 @@ def from_hf(
 
   Raises:
     ValueError: an approximation that is not implemented; else see
-      `dflash.from_hf`.
+      `dflash_config.from_hf`.
   """
-  backbone = dflash.from_hf(config, target_config, stacked=stacked)
+  backbone = dflash_config.from_hf(config, target_config, stacked=stacked)
   own = config.get('treeflash_config') or {}
   kind = own.get('ar_approximation', config.get('ar_approximation'))
   if kind is None:
@@ -218,6 +219,5 @@ def from_hf(
     raise ValueError(
       f"ar_approximation is {kind!r}; only 'swiglu' and null are supported."
     )
-  if plain < 1:
-    raise ValueError(f'plain is {plain}; keep at least 1 previous token.')
+  check_whole(1, plain=plain)
   return TreeFlash(backbone=backbone, plain=plain)

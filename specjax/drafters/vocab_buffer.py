@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.top_k import top_k
+from specjax.checks import check_whole, number
 from specjax.types import Accepted, Array, struct
 
 ABSENT, STATIC = -1, -2  # in `slot_BV`: may enter; is in the fixed list
@@ -65,18 +66,20 @@ class Rule:
   swaps: int = 64  # newcomers per round at most
 
   def __post_init__(self):
-    if not set(self.sources) <= set(SOURCES):
-      raise ValueError(f'sources are {self.sources!r}; choose of {SOURCES}.')
-    if not 0 < self.decay <= 1 or self.margin < 1:
+    known = isinstance(self.sources, str) and set(self.sources) <= set(SOURCES)
+    if not known:
+      raise ValueError(f'sources are {self.sources!r}; choose of {SOURCES!r}.')
+    for name in ('use', 'miss', 'top', 'semantic', 'statistical'):
+      weight = getattr(self, name)
+      if not number(weight) or weight < 0:
+        raise ValueError(f'{name} is {weight!r}; a weight is 0 or more.')
+    numbers = number(self.decay) and number(self.margin)
+    if not numbers or not 0 < self.decay <= 1 <= self.margin:
       raise ValueError(
-        f'decay is {self.decay} and margin {self.margin}; decay is in (0, 1] '
-        'and margin at least 1.'
+        f'decay is {self.decay!r} and margin {self.margin!r}; decay is in '
+        '(0, 1] and margin at least 1.'
       )
-    if self.swaps < 1 or self.top_ids < 1:
-      raise ValueError(
-        f'swaps is {self.swaps} and top_ids {self.top_ids}; both are at least '
-        '1.'
-      )
+    check_whole(1, swaps=self.swaps, top_ids=self.top_ids)
 
 
 def empty(rows_VD: Array, static_I: Array, batch: int, size: int) -> Buffer:

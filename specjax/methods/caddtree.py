@@ -4,7 +4,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.drafters.dflash import from_hf
+from specjax.checks import whole
+from specjax.drafters.dflash_config import from_hf
 from specjax.method import Method, sharpness_of
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import scans
@@ -40,7 +41,7 @@ def build(
 
   Raises:
     ValueError: no table, one of something else or without some size, or see
-      `dflash.from_hf`.
+      `dflash_config.from_hf`.
   """
   if latency is None:
     raise ValueError(
@@ -52,9 +53,14 @@ def build(
   if not isinstance(latency, LatencyTable):
     latency = LatencyTable.read(latency)
   latency.check(target_config)
-  sizes = tuple(sorted(set(latency.sizes if sizes is None else sizes)))
+  sizes = latency.sizes if sizes is None else sizes
+  if not isinstance(sizes, Sequence) or not all(map(whole, sizes)):
+    raise ValueError(
+      f'sizes are {sizes!r}; give a list of whole numbers, or None.'
+    )
+  sizes = tuple(sorted({int(n) for n in sizes}))
   if nodes is not None:
-    sizes = (*(n for n in sizes if n < nodes), nodes)
+    sizes = (*(n for n in sizes if n < nodes), int(nodes))
   if not sizes:
     raise ValueError('sizes are empty; give at least one, or None.')
   tree = BestFirst(

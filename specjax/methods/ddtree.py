@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.drafters.dflash import from_hf
+from specjax.drafters.dflash_config import from_hf
 from specjax.method import Method, sharpness_of
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import scans
@@ -32,7 +32,7 @@ def build(
     stacked: scan over the drafter's layers; None: not on CPU.
 
   Raises:
-    ValueError: no node, or see `dflash.from_hf`.
+    ValueError: no node, or see `dflash_config.from_hf`.
   """
   drafter = from_hf(drafter_config, target_config, stacked=scans(stacked))
   tree = BestFirst(

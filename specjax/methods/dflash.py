@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.drafters.dflash import from_hf
+from specjax.checks import whole
+from specjax.drafters.dflash_config import from_hf
 from specjax.method import Method
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import scans
@@ -34,13 +35,14 @@ def build(
     stacked: scan over the drafter's layers; None: not on CPU.
 
   Raises:
-    ValueError: more nodes than the block or none, or see `dflash.from_hf`.
+    ValueError: more nodes than the block or none, or see
+      `dflash_config.from_hf`.
   """
   drafter = from_hf(drafter_config, target_config, stacked=scans(stacked))
   nodes = drafter.block if nodes is None else nodes
-  if not 1 <= nodes <= drafter.block:
+  if not whole(nodes) or not 1 <= nodes <= drafter.block:
     raise ValueError(
-      f'nodes is {nodes}; a DFlash chain has 1 (the anchor alone) to '
+      f'nodes is {nodes!r}; a DFlash chain has 1 (the anchor alone) to '
       f"{drafter.block}, the drafter's block."
     )
   return Method(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specjax.checks import check_whole
 from specjax.drafters.draft_model import DraftModel
 from specjax.method import Method
 from specjax.models.config import ModelConfig, from_hf
@@ -42,8 +43,7 @@ def build(
       f'the draft model has {config.vocab} tokens and the target '
       f'{target_config.vocab}; choose a draft model with the same vocabulary.'
     )
-  if nodes < 1:
-    raise ValueError(f'nodes is {nodes}; the root alone is 1.')
+  check_whole(1, nodes=nodes)
   return Method(
     name='draft_model',
     drafter=DraftModel(config=config, stacked=scans(stacked)),

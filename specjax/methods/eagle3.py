@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specjax.checks import check_whole
 from specjax.drafters.eagle3.drafter import Eagle3
 from specjax.drafters.eagle3.layout import from_hf
 from specjax.method import Method, sharpness_of
@@ -44,9 +45,14 @@ def build(
   Raises:
     ValueError: no such tree or rule, or see `eagle3.layout.from_hf`.
   """
+  check_whole(1, nodes=nodes, width=width)
+  check_whole(0, depth=depth)
   settings = from_hf(drafter_config, target_config, aux=aux)
-  if nodes < 1:
-    raise ValueError(f'nodes is {nodes}; the root alone is 1.')
+  if width > settings.draft_vocab:
+    raise ValueError(
+      f'width is {width}, and the drafter knows {settings.draft_vocab} tokens; '
+      'a node has no more children than that.'
+    )
   if width == 1:
     parts = chain_parts(min(depth, nodes - 1), rule, coupled)
   elif rule == 'follow':

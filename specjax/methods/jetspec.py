@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.drafters.dflash import from_hf
+from specjax.checks import check_whole, whole
+from specjax.drafters.dflash_config import from_hf
 from specjax.method import Method, sharpness_of
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import scans
@@ -50,7 +51,7 @@ def build(
 
   Raises:
     ValueError: a head that is not causal, no such tree, sizes that the tree or
-      the block refuses, or see `dflash.from_hf`.
+      the block refuses, or see `dflash_config.from_hf`.
   """
   if tree not in TREES:
     raise ValueError(f'tree is {tree!r}; choose one of {", ".join(TREES)}.')
@@ -61,9 +62,10 @@ def build(
       "its dflash_config); use method='dflash' or 'ddtree' for it."
     )
   depth = drafter.max_depth if depth is None else depth
-  if not 1 <= depth <= drafter.max_depth:
+  check_whole(1, width=width)
+  if not whole(depth) or not 1 <= depth <= drafter.max_depth:
     raise ValueError(
-      f'depth is {depth}; the block of {drafter.block} fills 1 to '
+      f'depth is {depth!r}; the block of {drafter.block} fills 1 to '
       f'{drafter.max_depth} positions.'
     )
   kind = Families if tree == 'families' else BestFirst

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.drafters.dflash import from_hf
+from specjax.drafters.dflash_config import from_hf
 from specjax.method import Method, sharpness_of
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import scans
@@ -41,7 +41,8 @@ def build(
     stacked: scan over the drafter's layers; None: not on CPU.
 
   Raises:
-    ValueError: sizes that `TargetAware` refuses, or see `dflash.from_hf`.
+    ValueError: sizes that `TargetAware` refuses, or see
+      `dflash_config.from_hf`.
   """
   drafter = from_hf(drafter_config, target_config, stacked=scans(stacked))
   tree = TargetAware(

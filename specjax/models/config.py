@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.checks import check_whole, number
 from specjax.models.rope import Rope, rope_from_hf
 
 FAMILIES = {
@@ -13,6 +14,7 @@ FAMILIES = {
   'Qwen3MoeForCausalLM': 'qwen3_moe',
   'LlamaForCausalLM': 'llama',
 }
+DTYPES = ('float32', 'bfloat16', 'float16', 'float64')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
   if missing:
     raise ValueError(f'the configuration lacks {", ".join(missing)}.')
   _refuse_unknown(config)
+  _check_sizes(config, _needed(family))
   heads = config['num_attention_heads']
   moe = family == 'qwen3_moe'
   eos = config.get('eos_token_id')
@@ -117,7 +120,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     norm_topk=bool(config.get('norm_topk_prob', False)) if moe else False,
     sparse_layers=_sparse_layers(config) if moe else (),
     eos_ids=eos,
-    dtype=config.get('dtype') or config.get('torch_dtype') or 'float32',
+    dtype=dtype_of(config),
   )
   if result.q_heads % result.kv_heads:
     raise ValueError(
@@ -125,6 +128,18 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
       'key/value heads (num_attention_heads, num_key_value_heads).'
     )
   return result
+
+
+def dtype_of(config: Mapping[str, Any]) -> str:
+  """The dtype a config.json names, in either spelling; float32 without one.
+
+  Raises:
+    ValueError: one that weights cannot be held in.
+  """
+  name = config.get('dtype') or config.get('torch_dtype') or 'float32'
+  if name not in DTYPES:
+    raise ValueError(f'dtype is {name!r}; supported are {", ".join(DTYPES)}.')
+  return name
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -194,6 +209,16 @@ def _needed(family: str) -> tuple[str, ...]:
   )
   moe = ('num_experts', 'num_experts_per_tok', 'moe_intermediate_size')
   return common + moe if family == 'qwen3_moe' else common
+
+
+def _check_sizes(config: Mapping[str, Any], needed: tuple[str, ...]) -> None:
+  check_whole(1, **{name: config[name] for name in needed})
+  optional = ('num_key_value_heads', 'head_dim', 'max_position_embeddings')
+  given = {name: config.get(name) for name in optional}
+  check_whole(1, **{name: x for name, x in given.items() if x is not None})
+  eps = config.get('rms_norm_eps', 1e-6)
+  if not number(eps) or eps <= 0:
+    raise ValueError(f'rms_norm_eps is {eps!r}; give a number above 0.')
 
 
 def _sparse_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.checks import number
+
 Array = jax.Array
 KINDS = ('default', 'linear', 'llama3', 'yarn')
 
@@ -99,7 +101,12 @@ def rope_from_hf(config: Mapping[str, Any], theta: float = 10000.0) -> Rope:
     raise ValueError(
       f'rope type {kind!r} is not supported; choose one of {", ".join(KINDS)}.'
     )
-  theta = float(new.get('rope_theta', config.get('rope_theta') or theta))
+  theta = new.get('rope_theta') or config.get('rope_theta') or theta
+  factor = scaling.get('factor')
+  for key, x in (('rope_theta', theta), ('factor', factor)):
+    if x is not None and not (number(x) and x > 0):
+      raise ValueError(f'{key} is {x!r}; give a number above 0.')
+  theta = float(theta)
   if kind == 'default':
     return Rope(theta=theta)
   needed = {'linear': ('factor',), 'yarn': ('factor',)}.get(

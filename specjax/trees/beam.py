@@ -10,6 +10,7 @@ import numpy as np
 
 from pallas_kernels.top_k import top_k
 from specjax import tree_ops
+from specjax.checks import check_whole
 from specjax.types import (
   Array,
   Ask,
@@ -57,13 +58,9 @@ class Beam:
   width: int
 
   def __post_init__(self):
-    for name, least in (('nodes', 1), ('depth', 0), ('width', 1)):
-      value = getattr(self, name)
-      if not isinstance(value, int) or value < least:
-        raise ValueError(
-          f'{name} is {value}; give a whole number of at least {least}.'
-        )
-    room = 1 + len(depths(self.depth, self.width))
+    check_whole(1, nodes=self.nodes, width=self.width)
+    check_whole(0, depth=self.depth)
+    room = 1 + sum(_counts(self.depth, self.width))
     if self.nodes > room:
       raise ValueError(
         f'nodes is {self.nodes}; {self.depth} levels of width {self.width} '
@@ -164,5 +161,10 @@ class Beam:
 
 def depths(levels: int, width: int) -> np.ndarray:
   """int32: the depth of every candidate there can be, in order."""
-  counts = [width] + [width**2] * (levels - 1) if levels else []
+  counts = _counts(levels, width)
   return np.repeat(np.arange(1, levels + 1, dtype=np.int32), counts)
+
+
+def _counts(levels: int, width: int) -> list[int]:
+  """Candidates of each depth, at most."""
+  return [width] + [width**2] * (levels - 1) if levels else []

@@ -10,6 +10,7 @@ import numpy as np
 
 from pallas_kernels.top_k import top_k
 from specjax import tree_ops
+from specjax.checks import check_whole
 from specjax.types import (
   Array,
   Ask,
@@ -57,15 +58,8 @@ class BestFirst:
   shared_rows: bool
 
   def __post_init__(self):
-    if not isinstance(self.nodes, int) or self.nodes < 1:
-      raise ValueError(
-        f'nodes is {self.nodes}; give a whole number, the root alone is 1.'
-      )
-    if self.depth < 0 or self.fanout < 1:
-      raise ValueError(
-        f'depth is {self.depth} and fanout {self.fanout}; they are at least 0 '
-        'and 1.'
-      )
+    check_whole(1, nodes=self.nodes, fanout=self.fanout)
+    check_whole(0, depth=self.depth)
 
   @property
   def max_depth(self) -> int:

@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax import sampling, tree_ops
+from specjax.checks import whole
 from specjax.types import Array, Ask, Candidates, Frontier, Round, TokenTree
 
 
@@ -23,7 +24,7 @@ class Chain:
   sampled: bool = False
 
   def __post_init__(self):
-    if not isinstance(self.depth, int) or self.depth < 0:
+    if not whole(self.depth) or self.depth < 0:
       raise ValueError(
         f'nodes is {self.depth + 1}; give a whole number, the root alone is 1.'
       )

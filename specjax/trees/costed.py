@@ -22,6 +22,9 @@ SIZES = (
 )
 
 
+DTYPES = ('float32', 'bfloat16')
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatencyTable:
   """What rounds cost on one device; hashable, and so part of a program.
@@ -57,6 +60,14 @@ class LatencyTable:
       raise ValueError(
         f'verify_ms has {len(self.verify_ms)} rows of {sorted(widths)} costs; '
         f'{shape[0]} contexts and {shape[1]} sizes need one for each pair.'
+      )
+    if self.dtype not in DTYPES:
+      raise ValueError(f'dtype is {self.dtype!r}; it is one of {DTYPES}.')
+    names = [pair[:1] for pair in self.target]
+    if names != [(name,) for name in SIZES]:
+      raise ValueError(
+        f'target is {self.target!r}; it is pairs of {", ".join(SIZES)} with '
+        'their values.'
       )
     for cost in (self.draft_ms, *(x for row in self.verify_ms for x in row)):
       if not math.isfinite(cost) or cost <= 0:
@@ -115,6 +126,8 @@ class LatencyTable:
       return cls(**{name: _frozen(content[name]) for name in names})
     except FileNotFoundError:
       raise ValueError(f'there is no latency table {path}; {REMEDY}') from None
+    except OSError as error:
+      raise ValueError(f'{path} cannot be read ({error}); {REMEDY}') from None
     except KeyError as error:
       raise ValueError(f'{path} has no {error}; {REMEDY}') from None
     except (TypeError, ValueError) as error:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import tree_ops
+from specjax.checks import check_whole
 from specjax.types import (
   Array,
   Ask,
@@ -65,12 +66,7 @@ class Families:
         'the drafter has laws that depend on the path; families share one law '
         "per depth: choose a DFlash drafter, or the tree 'best_first'."
       )
-    for name, least in (('nodes', 1), ('depth', 1), ('width', 1)):
-      value = getattr(self, name)
-      if not isinstance(value, int) or value < least:
-        raise ValueError(
-          f'{name} is {value}; give a whole number, {least} or more.'
-        )
+    check_whole(1, nodes=self.nodes, depth=self.depth, width=self.width)
 
   @property
   def expansions(self) -> int:

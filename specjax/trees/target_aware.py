@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree_ops
+from specjax.checks import check_whole, number
 from specjax.models.names import Tensor
 from specjax.trees import scorer
 from specjax.trees.pool import beam, conditional, exchange, path_sum, select
@@ -73,16 +74,14 @@ class TargetAware:
         'the drafter has laws that depend on the path; TAPS scores the laws of '
         'a block: choose a DFlash drafter.'
       )
-    for name, least in (('nodes', 2), ('depth', 1), ('pool', 1), ('fanout', 1)):
-      value = getattr(self, name)
-      if not isinstance(value, int) or value < least:
-        raise ValueError(
-          f'{name} is {value}; give a whole number, {least} or more.'
-        )
-    if not (self.lam1 > 0 and self.lam2 >= 0 and self.tau >= 0):
+    check_whole(2, nodes=self.nodes)
+    check_whole(1, depth=self.depth, pool=self.pool, fanout=self.fanout)
+    costs = self.lam1, self.lam2, self.tau
+    if not all(map(number, costs)) or min(costs) < 0 or self.lam1 == 0:
       raise ValueError(
-        f'lam1 is {self.lam1}, lam2 {self.lam2} and tau {self.tau}; a node '
-        'costs more than 0, not less when it is deeper, and tau is at least 0.'
+        f'lam1 is {self.lam1!r}, lam2 {self.lam2!r} and tau {self.tau!r}; a '
+        'node costs more than 0, not less when it is deeper, and tau is at '
+        'least 0.'
       )
 
   @property

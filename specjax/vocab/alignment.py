@@ -46,6 +46,8 @@ class Aligner:
   moments: Any
   step: Array  # int32, updates so far
   rate: Array  # float32, learning rate
+  seen: Array  # int32, rounds so far
+  reverts: Array  # int32, updates undone
   ema: Array  # float32, share of drafts accepted; -1 before the first round
   best: Array  # float32, the largest ema yet
   snapshot: Any  # adapters to go back to
@@ -152,6 +154,8 @@ def begin(settings: Settings, adapters: Any) -> Aligner:
     moments=_optimiser(settings).init(adapters),
     step=jnp.int32(0),
     rate=jnp.float32(settings.rate),
+    seen=jnp.int32(0),
+    reverts=jnp.int32(0),
     ema=jnp.float32(-1),
     best=jnp.float32(-1),
     snapshot=adapters,
@@ -163,15 +167,22 @@ def begin(settings: Settings, adapters: Any) -> Aligner:
 def note(settings: Settings, aligner: Aligner, rate_R: Array) -> Aligner:
   """Takes in the share of drafts that each round of a chunk accepted.
 
-  Goes back to the snapshot, at half the learning rate, where the average has
-  fallen too far since.
+  nan stands for a round that was not. Goes back to the snapshot, at half the
+  learning rate, where the average has fallen too far since.
   """
 
-  def fold(ema, rate):
-    moved = settings.smooth * ema + (1 - settings.smooth) * rate
-    return jnp.where(ema < 0, rate, moved), None
+  def fold(carry, rate):
+    seen, ema = carry
+    # A plain mean until there are rounds enough: an average that began with
+    # the first round's share would hold for drift what is its own settling.
+    share = jnp.maximum(1 / (seen + 1), 1 - settings.smooth)
+    moved = ema + share * (rate - ema)
+    there = ~jnp.isnan(rate)
+    return (seen + there, jnp.where(there, moved, ema)), None
 
-  ema, _ = jax.lax.scan(fold, aligner.ema, rate_R.astype(jnp.float32))
+  (seen, ema), _ = jax.lax.scan(
+    fold, (aligner.seen, aligner.ema), rate_R.astype(jnp.float32)
+  )
   worse = (aligner.mark >= 0) & (ema < aligner.mark - settings.drop)
   back = lambda old, new: jnp.where(worse, old, new)
   fresh = _optimiser(settings).init(aligner.adapters)
@@ -179,10 +190,12 @@ def note(settings: Settings, aligner: Aligner, rate_R: Array) -> Aligner:
     adapters=jax.tree.map(back, aligner.snapshot, aligner.adapters),
     moments=jax.tree.map(back, fresh, aligner.moments),
     rate=back(aligner.rate / 2, aligner.rate),
+    seen=seen,
+    reverts=aligner.reverts + worse,
     ema=ema,
     best=jnp.maximum(aligner.best, ema),
     mark=back(ema, aligner.mark),
-    since=aligner.since + rate_R.shape[0],
+    since=aligner.since + seen - aligner.seen,
   )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import jax.numpy as jnp
 
+from specjax.checks import whole
 from specjax.drafters.evolving_vocab import Evolving, EvolvingVocab
 from specjax.drafters.vocab_buffer import Index, Rule
 from specjax.method import Method
+from specjax.models.config import ModelConfig
 from specjax.types import Params
-from specjax.vocab.fr_spec import FrSpec, head_of
+from specjax.vocab.fr_spec import FrSpec, check_drafter, head_of
 from specjax.vocab.indices import Indices, load_indices
 from specjax.vocab.ranks import chosen
 
@@ -31,9 +34,9 @@ class EvoSpec:
     buffer: rare tokens per sequence, 256 to 1024 in the paper; 0 is FR-Spec.
     indices: `Indices` or their file; without them the buffer learns from the
       text and the target's logits alone.
-    sources: which of `vocab_buffer.Rule`'s sources count; None takes all that
-      there is an index for.
-    rule: the other settings of the buffer.
+    sources: which of `vocab_buffer.Rule`'s sources count; None takes those of
+      a `rule` that names others than abc, else all that there is an index for.
+    rule: the settings of the buffer.
   """
 
   ranks: Any
@@ -43,6 +46,18 @@ class EvoSpec:
   sources: str | None = None
   rule: Rule = dataclasses.field(default_factory=Rule)
 
+  def check(self, method: Method, target_config: ModelConfig) -> None:
+    """See `method.Vocabulary`; a pruned head is known by its weights only."""
+    check_drafter(method)
+    id_V = chosen(self.ranks, self.size, target_config.vocab)
+    room = target_config.vocab - len(id_V)
+    if not whole(self.buffer) or not 0 <= self.buffer <= room:
+      raise ValueError(
+        f'buffer is {self.buffer!r}; beside a list of {len(id_V)} the target '
+        f'has {room} tokens, so give 0 (none) to that many.'
+      )
+    self._rule(*self._indices(target_config.vocab))
+
   def wrap(self, method: Method, params: Params) -> tuple[Method, Params]:
     """See `method.Vocabulary`.
 
@@ -51,6 +66,7 @@ class EvoSpec:
         few tokens for, a source without its index, an index of another
         vocabulary, or see `ranks.chosen`.
     """
+    self.check(method, params.target.config)
     if self.buffer == 0:
       return FrSpec(ranks=self.ranks, size=self.size).wrap(method, params)
     vocab = params.target.config.vocab
@@ -62,11 +78,6 @@ class EvoSpec:
         f'the drafter of method {method.name!r} has a pruned head ({rows} rows '
         f'for {vocab} tokens), and a rare token needs a row to enter the '
         'buffer. Take a drafter with a whole head, or FrSpec.'
-      )
-    if not 0 < self.buffer <= vocab - len(id_V):
-      raise ValueError(
-        f'buffer is {self.buffer}; beside a list of {len(id_V)} the target has '
-        f'{vocab - len(id_V)} tokens, so give 0 (none) to that many.'
       )
     semantic, statistical = self._indices(vocab)
     drafter = EvolvingVocab(
@@ -90,8 +101,13 @@ class EvoSpec:
     indices = self.indices
     if indices is None:
       return None, None
-    if not isinstance(indices, Indices):
+    if isinstance(indices, (str, os.PathLike)):
       indices = load_indices(indices)
+    if not isinstance(indices, Indices):
+      raise ValueError(
+        f'indices are a {type(indices).__name__}; give '
+        'specjax.vocab.indices.Indices, their file, or None.'
+      )
     for name in ('semantic', 'statistical'):
       index = getattr(indices, name)
       if index is not None and index.id_VC.shape[0] != vocab:
@@ -102,14 +118,21 @@ class EvoSpec:
     return indices.semantic, indices.statistical
 
   def _rule(self, semantic, statistical) -> Rule:
+    if not isinstance(self.rule, Rule):
+      raise ValueError(
+        f'rule is {self.rule!r}; give a specjax.drafters.vocab_buffer.Rule.'
+      )
     have = {'d': semantic is not None, 'e': statistical is not None}
     sources = self.sources
     if sources is None:
-      sources = 'abc' + ''.join(s for s, there in have.items() if there)
+      sources = self.rule.sources
+      if sources == Rule().sources:  # not chosen
+        sources += ''.join(s for s, there in have.items() if there)
+    rule = dataclasses.replace(self.rule, sources=sources)
     for source in sources:
       if not have.get(source, True):
         raise ValueError(
           f'source {source!r} needs an index that is not there; build one with '
           'specjax.vocab.indices, or leave it out of sources.'
         )
-    return dataclasses.replace(self.rule, sources=sources)
+    return rule

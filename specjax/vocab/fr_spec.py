@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.drafters.trimmed_vocab import Trimmed, TrimmedVocab
 from specjax.method import Method
+from specjax.models.config import ModelConfig
 from specjax.types import Head, Params
 from specjax.vocab.ranks import chosen
 
@@ -31,6 +32,11 @@ class FrSpec:
 
   ranks: Any
   size: int | None = None
+
+  def check(self, method: Method, target_config: ModelConfig) -> None:
+    """See `method.Vocabulary`."""
+    check_drafter(method)
+    chosen(self.ranks, self.size, target_config.vocab)
 
   def wrap(self, method: Method, params: Params) -> tuple[Method, Params]:
     """See `method.Vocabulary`; the rows are gathered here, once.
@@ -80,8 +86,18 @@ def head_of(method: Method, params: Params) -> Head:
   """
   head = method.drafter.head(params.drafter, params.target)
   if head is None:
-    raise ValueError(
-      f'the drafter of method {method.name!r} has no output rows to cut; leave '
-      'vocab out, or take a method that drafts with a model.'
-    )
+    raise _no_head(method)
   return head
+
+
+def check_drafter(method: Method) -> None:
+  """`head_of`'s error where no weights are needed to see it."""
+  if not method.drafter.tensors():
+    raise _no_head(method)
+
+
+def _no_head(method: Method) -> ValueError:
+  return ValueError(
+    f'the drafter of method {method.name!r} has no output rows to cut; leave '
+    'vocab out, or take a method that drafts with a model.'
+  )

@@ -18,8 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from pallas_kernels.top_k import top_k
+from specjax.checks import check_whole
 from specjax.drafters.vocab_buffer import Index
 from specjax.types import Array, struct
+from specjax.vocab.ranks import count_tokens
 from specjax.weights.files import replacing
 
 FORMAT = 'specjax vocabulary indices'
@@ -58,7 +60,11 @@ def build_semantic(
 
   Returns:
     Weights are cosines; what is not above 0 is no neighbour.
+
+  Raises:
+    ValueError: no tail, or no neighbours asked for.
   """
+  _check(tail_I, k, rows_VD.shape[0])
   rows_VD = jnp.asarray(rows_VD, jnp.float32)
   tail_I = np.sort(np.asarray(tail_I, np.int32))
   length_I = np.asarray(jnp.linalg.norm(rows_VD[tail_I], axis=1))
@@ -120,11 +126,15 @@ def build_statistical(
     smooth: exponent, below 1 it favours rare tokens less.
     skip: so many of the most frequent tokens have no neighbours: they carry no
       topic.
+
+  Raises:
+    ValueError: no tail, no neighbours asked for, or no texts.
   """
+  _check(tail_I, k, vocab)
   texts = [np.asarray(ids, np.int64) for ids in texts]
-  count_V = sum(
-    (np.bincount(ids, minlength=vocab) for ids in texts), np.zeros(vocab, int)
-  )
+  if not texts:
+    raise ValueError('there are no texts; give at least one.')
+  count_V = count_tokens(texts, vocab)
   frequent = np.argsort(-count_V, kind='stable')[:skip]
   source_V = ~np.isin(np.arange(vocab), frequent)
   tail_V = np.isin(np.arange(vocab), np.asarray(tail_I))
@@ -141,12 +151,21 @@ def build_statistical(
   order_A = np.lexsort((v_A, -rank_A, a_A))
   order_A = order_A[ppmi_A[order_A] > 0]
   found_V, first = np.unique(a_A[order_A], return_index=True)
-  ends = np.append(first[1:], len(order_A))
+  ends = np.append(first, len(order_A))[1:]
   for a, start, end in zip(found_V, first, ends, strict=True):
     best = order_A[start:end][:k]
     id_VC[a, : len(best)] = v_A[best]
     weight_VC[a, : len(best)] = ppmi_A[best] / ppmi_A[best].max()
   return Index(id_VC=jnp.asarray(id_VC), weight_VC=jnp.asarray(weight_VC))
+
+
+def _check(tail_I: np.ndarray, k: int, vocab: int) -> None:
+  check_whole(1, k=k)
+  if not len(tail_I) or not 0 <= np.min(tail_I) <= np.max(tail_I) < vocab:
+    raise ValueError(
+      f'the tail holds {len(tail_I)} tokens; give at least one, ids from 0 to '
+      f'{vocab - 1}: a list with all tokens leaves no rare ones.'
+    )
 
 
 def _pairs(texts, source_V, tail_V, window) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +210,7 @@ def load_indices(path: str | os.PathLike) -> Indices:
   """
   path = pathlib.Path(path).expanduser()
   if not path.is_file():
-    raise ValueError(f'{path} does not exist; give a file of indices.')
+    raise ValueError(f'{path} is no file; give one of indices.')
   try:
     with safe_open(path, framework='numpy') as file:
       if (file.metadata() or {}).get('format') != FORMAT:

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from specjax.checks import whole
 from specjax.weights.files import read_json, replacing
 
 FORMAT = 'specjax token ranks'
@@ -37,8 +38,17 @@ class Ranks:
   coverage: float = float('nan')  # of a held-out text, see `coverage`
 
   def first(self, size: int) -> np.ndarray:
-    """int32[size]: what `rank_tokens` gives for fewer ids."""
-    count_V = np.full(int(self.id_I[-1]) + 1, -1, np.int64)
+    """int32[size]: what `rank_tokens` gives for fewer ids.
+
+    Raises:
+      ValueError: more than there are, or fewer than must be there.
+    """
+    if not whole(size) or not 1 <= size <= len(self.id_I):
+      raise ValueError(
+        f'size is {size!r}; give a whole number from 1 to {len(self.id_I)}, or '
+        'rank more tokens.'
+      )
+    count_V = np.full(int(np.max(self.id_I)) + 1, -1, np.int64)
     count_V[self.id_I] = self.count_I
     return rank_tokens(count_V, self.must_have, size)
 
@@ -47,10 +57,19 @@ def count_tokens(texts: Iterable[Sequence[int]], vocab: int) -> np.ndarray:
   """int64[V]: occurrences of each id in encoded texts.
 
   Encode them without special tokens, or the start token counts once a text.
+
+  Raises:
+    ValueError: an id that the target does not have.
   """
   count_V = np.zeros(vocab, np.int64)
-  for ids in texts:
-    count_V += np.bincount(np.asarray(ids, np.int64), minlength=vocab)
+  for text in texts:
+    ids = np.asarray(text, np.int64)
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab:
+      raise ValueError(
+        f'a text holds ids {ids.min()} to {ids.max()} and the target has 0 to '
+        f"{vocab - 1}; encode it with this target's tokenizer."
+      )
+    count_V += np.bincount(ids, minlength=vocab)
   return count_V
 
 
@@ -71,10 +90,10 @@ def rank_tokens(
     raise ValueError(
       f'must_have holds {must.min()} to {must.max()}; ids are 0 to {vocab - 1}.'
     )
-  if not max(len(must), 1) <= size <= vocab:
+  if not whole(size) or not max(len(must), 1) <= size <= vocab:
     raise ValueError(
-      f'size is {size}; it is at least {max(len(must), 1)}, what must be in, '
-      f'and at most {vocab} (all tokens).'
+      f'size is {size!r}; it is whole, at least {max(len(must), 1)}, what must '
+      f'be in, and at most {vocab} (all tokens).'
     )
   order = np.argsort(-np.asarray(count_V), kind='stable')
   ranked = _distinct(np.concatenate([must, order]))
@@ -128,7 +147,7 @@ def load_ranks(path: str | os.PathLike) -> Ranks | list[int]:
   """
   path = pathlib.Path(path).expanduser()
   if not path.is_file():
-    raise ValueError(f'{path} does not exist; give a file of token ranks.')
+    raise ValueError(f'{path} is no file; give one of token ranks.')
   if path.suffix in ('.pt', '.pth', '.bin'):
     new = path.with_suffix('.json').name
     raise ValueError(
@@ -154,7 +173,7 @@ def load_ranks(path: str | os.PathLike) -> Ranks | list[int]:
         tokenizer=metadata['tokenizer'],
         coverage=float(metadata['coverage']),
       )
-  except SafetensorError as error:
+  except (SafetensorError, KeyError) as error:
     raise ValueError(
       f'{path} is neither a file of token ranks nor a .json list ({error}).'
     ) from error
@@ -172,8 +191,8 @@ def chosen(ranks: Any, size: int | None, vocab: int) -> np.ndarray:
     vocab: tokens of the target.
 
   Raises:
-    ValueError: an empty list, an id that the target does not have, or a size
-      that the list or the target does not have.
+    ValueError: what is no list of ids, an empty one, an id that the target
+      does not have, or a size that the list does not have.
   """
   if isinstance(ranks, (str, os.PathLike)):
     ranks = load_ranks(ranks)
@@ -187,9 +206,9 @@ def chosen(ranks: Any, size: int | None, vocab: int) -> np.ndarray:
     )
   if size is None:
     return np.sort(ids).astype(np.int32)
-  if not 1 <= size <= len(ids):
+  if not whole(size) or not 1 <= size <= len(ids):
     raise ValueError(
-      f'size is {size}; the list has {len(ids)} distinct ids and the target '
+      f'size is {size!r}; the list has {len(ids)} distinct ids and the target '
       f'{vocab} tokens, so give 1 to {len(ids)}, or rank more of them.'
     )
   if isinstance(ranks, Ranks):
@@ -199,6 +218,16 @@ def chosen(ranks: Any, size: int | None, vocab: int) -> np.ndarray:
 
 def _distinct(ids: Any) -> np.ndarray:
   """int64[I]: each id once, where it stood first."""
-  ids = np.asarray(ids, np.int64).reshape(-1)
+  try:
+    id_I = np.asarray(ids)
+  except ValueError:  # lists within it, of different lengths
+    id_I = np.asarray(None)
+  # A cast would make ids of fractions, and of rows of a table.
+  if id_I.ndim != 1 or (id_I.size and id_I.dtype.kind not in 'iu'):
+    raise ValueError(
+      f'the list of tokens is {str(ids)[:60]}; give whole ids in order of '
+      'rank, or a file of them.'
+    )
+  ids = id_I.astype(np.int64)
   _, first = np.unique(ids, return_index=True)
   return ids[np.sort(first)]

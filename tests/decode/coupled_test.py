@@ -5,6 +5,7 @@ target as its own drafter, every draft is the target's own draw.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from specjax.method import Method, sharpness_of
 from specjax.methods import ddtree, dflash, draft_model, treeflash
 from specjax.models.config import to_hf
 from specjax.trees.best_first import BestFirst
-from specjax.types import Head, Params
+from specjax.types import Ask, Frontier, Head, Params
 from specjax.verify.follow import Follow
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -111,14 +112,16 @@ def test_no_text_changes(name):
 class TestScores:
   """The formula, row by row, against numpy in float64."""
 
-  def candidates(self, sharpness, head=None, **law):
+  def candidates(self, sharpness, head=None, features=False, **law):
     case = own_chain(rule='follow', coupled=sharpness)
     state = fx.start(case, fx.rows_of(**law))
     round = open_round(case.method, case.params, state)
     key = jax.random.key(3)
     hidden_BWD = jax.random.normal(key, (3, 2, fx.CONFIG.width))
     head = Head(fx.WEIGHTS.head) if head is None else head
-    got = candidates.top_candidates(hidden_BWD, head, round, 4, (0, 2))
+    got = candidates.top_candidates(
+      hidden_BWD, head, round, 4, (0, 2), features=features
+    )
     logits = np.asarray(hidden_BWD, np.float64) @ np.asarray(head.rows_VD).T
     return got, logits, np.asarray(round.noise_BPV, np.float64)[:, [0, 2]]
 
@@ -138,6 +141,17 @@ class TestScores:
     np.testing.assert_array_equal(got.token_BWC, order)
     np.testing.assert_allclose(got.logq_BWC, logq, atol=2e-4)
 
+  def test_what_a_learned_tree_reads_is_plain(self):
+    """Catches features of the coupled law, or of tokens in another order."""
+    got, logits, _ = self.candidates((0.5,), features=True, temperature=1.0)
+    top = logits - logits.max(-1, keepdims=True)
+    plain = top - np.log(np.exp(top).sum(-1, keepdims=True))
+    want = np.take_along_axis(plain, np.asarray(got.token_BWC), -1)
+    np.testing.assert_allclose(got.features.logq_BWC, want, atol=2e-4)
+    entropy = -(np.exp(plain) * plain).sum(-1)
+    np.testing.assert_allclose(got.features.entropy_BW, entropy, atol=2e-4)
+    assert not np.allclose(got.logq_BWC, want, atol=0.1)
+
   def test_a_greedy_row_has_plain_scores(self):
     got, logits, _ = self.candidates((0.5,), temperature=[0.0, 1.0, 1.0])
     order, logq = self.expected(logits)
@@ -154,14 +168,99 @@ class TestScores:
     np.testing.assert_allclose(got.logq_BWC, logq, atol=2e-4)
 
 
+def laws_of(name, coupled):
+  """(round, log-probabilities [B, depth, V] by token) along a fixed path.
+
+  All candidates are asked for, so that rows do not depend on who is best.
+  """
+  config = next(c for c in fx.drafter_configs(fx.CONFIG) if fits(name, c))
+  options = {'eagle3': {'nodes': 5, 'depth': 4, 'width': 1}, 'ddtree': {}}
+  options['treeflash'] = {'plain': fx.CONFIG.vocab}
+  case = fx.built(
+    name,
+    config | {'draft_vocab_size': None},
+    coupled=coupled,
+    **{'nodes': 5} | options[name],
+  )
+  rows = fx.rows_of(temperature=[1.0, 0.6, 1.3])
+  state = fx.start(case, rows)
+  round = open_round(case.method, case.params, state)
+  drafter, params = case.method.drafter, case.params
+  part = params.drafter, params.target
+  ask = Ask(depth=4, fanout=fx.CONFIG.vocab)
+  found, scratch = drafter.begin(*part, state.draft, round, ask)
+  laws = [found]
+  for depth in (1, 2, 3):
+    token_B1 = jnp.full((len(rows), 1), depth + 2, jnp.int32)
+    frontier = Frontier(token_B1, jnp.zeros_like(token_B1), depth=depth)
+    found, scratch = drafter.expand(*part, scratch, frontier)
+    laws.append(found)
+  by_token = [
+    np.take_along_axis(law.logq_BWC, np.argsort(law.token_BWC, -1), -1)[:, 0]
+    for law in laws
+  ]
+  return round, np.stack(by_token, 1)
+
+
+def fits(name, config):
+  wanted = {'eagle3': 'LlamaForCausalLMEagle3', 'ddtree': 'DFlashDraftModel'}
+  wanted['treeflash'] = 'TreeFlashDraftModel'
+  return config['architectures'] == [wanted[name]]
+
+
+@pytest.mark.parametrize('name', ['ddtree', 'treeflash', 'eagle3'])
+def test_each_depth_of_a_drafter_sees_its_own_noise(name):
+  """Catches a drafter that names the wrong depth to the candidates.
+
+  The target cannot stand in for these drafters: so their plain laws, coupled
+  here by hand, against what they give when coupled.
+  """
+  _, plain = laws_of(name, False)
+  round, got = laws_of(name, (1.0, 0.5, 2.0))
+  heat = np.array([1.0, 0.6, 1.3])[:, None, None]
+  sharp = np.array([1.0, 0.5, 2.0, 2.0])[:, None]
+  want = (plain + heat * np.asarray(round.noise_BPV)[:, :4]) / sharp
+  want = jax.nn.log_softmax(want, axis=-1)
+  np.testing.assert_allclose(got, want, atol=2e-3)
+
+
+def test_treeflash_keeps_tokens_by_the_noise_of_their_own_position():
+  """Catches previous tokens picked with another row: their laws are then those
+  of tokens that no node has, and every node below the first is a leaf."""
+  config = next(
+    c for c in fx.drafter_configs(fx.CONFIG) if fits('treeflash', c)
+  )
+  case = fx.built('treeflash', config, nodes=5, plain=3, coupled=True)
+  state = fx.start(case, fx.rows_of(temperature=[1.0, 0.6, 1.3]))
+  round = open_round(case.method, case.params, state)
+  drafter, params = case.method.drafter, case.params
+  _, tables = drafter.begin(
+    params.drafter, params.target, state.draft, round, Ask(depth=4, fanout=2)
+  )
+  hidden = drafter.backbone.hidden(
+    params.drafter.backbone, params.target, state.draft, round.context
+  )
+  logits = np.asarray(hidden.normed_BTD)[:, :3] @ np.asarray(fx.WEIGHTS.head).T
+  heat = np.array([1.0, 0.6, 1.3])[:, None, None]
+  seen = logits + heat * np.asarray(round.noise_BPV)[:, :3]
+  np.testing.assert_array_equal(
+    tables.parent_BTM, np.argsort(-seen, axis=-1)[..., :3]
+  )
+
+
 class TestSettings:
   def test_sampled_drafts_cannot_be_coupled(self):
     with pytest.raises(ValueError, match="rule='follow'"):
       own_chain(rule='rejection', coupled=True)
 
-  @pytest.mark.parametrize('bad', [0.0, (), (1.0, -1.0)])
+  @pytest.mark.parametrize(
+    'bad',
+    [0.0, (), (1.0, -1.0), math.inf, math.nan, 'yes', '1', [1, 'a'], {'a': 1}],
+    ids=str,
+  )
   def test_sharpness_is_positive(self, bad):
-    with pytest.raises(ValueError, match='above 0'):
+    """Catches what float() takes or words badly, and scores that are flat."""
+    with pytest.raises(ValueError, match=r'coupled is .*above 0'):
       own_chain(rule='follow', coupled=bad)
 
   def test_no_such_rule(self):
@@ -172,3 +271,6 @@ class TestSettings:
     assert sharpness_of(False) is None
     assert sharpness_of(2) == (2.0,)
     assert sharpness_of((1, 2.5)) == (1.0, 2.5)
+    assert sharpness_of(np.array([1, 2.5])) == (1.0, 2.5)
+    assert sharpness_of(np.float32(2)) == (2.0,)
+    assert sharpness_of(np.False_) is None

@@ -164,6 +164,9 @@ class TestBuild:
     [
       ({'nodes': 7}, r'no cost of \[7\]'),
       ({'sizes': ()}, 'sizes are empty'),
+      ({'sizes': 5}, 'sizes are 5; give a list'),
+      ({'sizes': '14'}, "sizes are '14'; give a list"),
+      ({'sizes': [1, 4.0]}, 'give a list of whole numbers'),
       ({'nodes': 0}, r'nodes is 0'),
     ],
   )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.drafters import dflash, treeflash
+from specjax.drafters import dflash, dflash_config, treeflash
 from specjax.methods import ddtree
 from specjax.methods import dflash as dflash_method
 from specjax.methods import treeflash as treeflash_method
@@ -48,33 +48,33 @@ def own(**changes):
 
 def test_spellings_agree():
   """Fails where a newer spelling is dropped and a default used instead."""
-  plain = dflash.from_hf(BASE, TARGET)
+  plain = dflash_config.from_hf(BASE, TARGET)
   assert plain.block == 8 and plain.mask_id == 256 and plain.taps == (1, 3)
   assert plain.config.rope.theta == 1e6 and not plain.causal
   nested = own(block_size=8, projector_type='dflash')
   del nested['block_size']
-  assert dflash.from_hf(nested, TARGET) == plain
+  assert dflash_config.from_hf(nested, TARGET) == plain
   newer = BASE | {'rope_parameters': {'rope_theta': 1e6}}
   del newer['rope_theta'], newer['rope_scaling']
-  assert dflash.from_hf(newer, TARGET) == plain
+  assert dflash_config.from_hf(newer, TARGET) == plain
   top = BASE | BASE['dflash_config']
   del top['dflash_config']
-  assert dflash.from_hf(top, TARGET) == plain
+  assert dflash_config.from_hf(top, TARGET) == plain
   for key in ('causal_head', 'causal'):
-    assert dflash.from_hf(own(**{key: True}), TARGET).causal
+    assert dflash_config.from_hf(own(**{key: True}), TARGET).causal
 
 
 def test_default_taps():
   """Published lists, and one where halves round to even (2.5 to 2)."""
-  assert dflash.from_hf(LARGE, LARGE_TARGET).taps == (1, 9, 17, 25, 33)
-  assert dflash.default_taps(32, 5) == (1, 8, 15, 22, 29)
-  assert dflash.default_taps(36, 1) == (18,)
-  assert dflash.default_taps(7, 3) == (1, 2, 4)
+  assert dflash_config.from_hf(LARGE, LARGE_TARGET).taps == (1, 9, 17, 25, 33)
+  assert dflash_config.default_taps(32, 5) == (1, 8, 15, 22, 29)
+  assert dflash_config.default_taps(36, 1) == (18,)
+  assert dflash_config.default_taps(7, 3) == (1, 2, 4)
 
 
 def test_released_size():
   """Tensors and parameters of the released 4B drafter, all of them read."""
-  drafter = dflash.from_hf(LARGE, LARGE_TARGET)
+  drafter = dflash_config.from_hf(LARGE, LARGE_TARGET)
   leaves = jax.tree.leaves(drafter.abstract('bfloat16'))
   assert sum(leaf.size for leaf in leaves) == 537_427_200
   names = [name for row in drafter.tensors() for name in row.names]
@@ -110,12 +110,20 @@ def test_treeflash_size():
     (own(mask_token_id=260), 'mask_token_id 260.*0 to 259'),
     (own(mask_token_id=None), 'no mask_token_id'),
     (own(target_hidden_size=128), 'target_hidden_size=128, the target 64'),
+    (own(causal_head=False, causal=True), "'causal': True.*one key"),
+    (own(causal='no'), "'causal': 'no'"),
+    (own(target_layer_ids='12'), "target_layer_ids is '12'"),
+    (own(mask_token_id=2.5), 'mask_token_id is 2.5; give a whole'),
+    ({'block_size': '8'}, "block_size is '8'; give a whole"),
+    ({'dflash_config': [1]}, 'give settings by name'),
+    ({'hidden_size': None}, 'hidden_size is None; give a whole'),
+    ({'num_attention_heads': 0}, 'num_attention_heads is 0'),
   ],
 )
 def test_refused(changes, message):
   """Each is an error that names both sides, not a drafter that guesses."""
   with pytest.raises(ValueError, match=message):
-    dflash.from_hf(BASE | changes, TARGET)
+    dflash_config.from_hf(BASE | changes, TARGET)
 
 
 def test_treeflash_kinds():

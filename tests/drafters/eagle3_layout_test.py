@@ -122,6 +122,10 @@ class TestSettings:
       ({'draft_vocab_size': 21}, 'more tokens than the target'),
       ({'fc_norm': True, 'norm_before_fc': True}, 'both norm_before_fc'),
       ({'hidden_size': None}, 'lacks hidden_size'),
+      ({'num_attention_heads': 0}, 'num_attention_heads is 0; give a whole'),
+      ({'head_dim': '4'}, "head_dim is '4'; give a whole number"),
+      ({'rms_norm_eps': '1e-5'}, "rms_norm_eps is '1e-5'"),
+      ({'dtype': 'int3'}, "dtype is 'int3'"),
     ],
     ids=str,
   )
@@ -136,6 +140,8 @@ class TestSettings:
       ({'midlayer.self_attn.q_proj.weight': (16, 8)}, 'reads 8 numbers'),
       ({'midlayer.self_attn.q_proj.bias': (16,)}, 'biases'),
       ({'fc.weight': (8, 25)}, 'do not divide'),
+      ({'fc.weight': (24,)}, r'fc.weight has shape \[24\], which is no matrix'),
+      ({'midlayer.self_attn.k_proj.weight': (8,)}, r'\[8\], which is no'),
       ({'fc.weight': (8, 30)}, 'target_hidden_size=10, the target 8'),
       ({'d2t': None}, 'no d2t'),
       ({'lm_head.weight': None}, 'no head'),
@@ -191,6 +197,8 @@ class TestMaps:
         'contradict.*offsets.*ids',
       ),
       (np.array([0, 1, 2, 3, 4]), None, 'as offsets .* and as ids'),
+      # Ids by frequency: read as offsets they are other tokens, all allowed.
+      (np.array([5, 2, 6, 1, 3]), None, 'as offsets .* and as ids'),
       (ID_V, None, 'read as offsets gives tokens from 0 to 13'),
       (np.array([0, 1, 0, 2, 2]), None, '4 different of 5'),
       (np.array([-1, 0, 2, 2, 2]), None, 'from -1'),
@@ -214,6 +222,24 @@ class TestMethod:
     for rule_name in ('rejection', 'other'):
       with pytest.raises(ValueError, match=f"rule is '{rule_name}'"):
         eagle3.build(TARGET, HF, rule=rule_name)
+
+  @pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+      ({'width': 1, 'depth': -2}, 'depth is -2; give a whole'),
+      ({'width': 1, 'depth': 'a'}, "depth is 'a'"),
+      ({'width': '3'}, "width is '3'"),
+      ({'nodes': 2.5}, 'nodes is 2.5'),
+      ({'width': 13}, 'width is 13, and the drafter knows 12 tokens'),
+      ({'width': 10**6}, 'width is 1000000'),
+    ],
+    ids=str,
+  )
+  def test_sizes(self, options, message):
+    """Catches a wrong depth that is reported as nodes, and a tree whose table
+    of depths fills the memory before anything is said."""
+    with pytest.raises(ValueError, match=message):
+      eagle3.build(TARGET, HF, **options)
 
   def test_unbound_parameters_are_refused(self):
     """Catches offsets that are taken for ids."""

@@ -130,7 +130,13 @@ def test_the_buffer_is_worth_something():
 
 
 def test_the_tally_counts_texts():
-  """Against a count on the host, round by round, from states and texts."""
+  """Against a count on the host, round by round, from states and texts.
+
+  Catches a count with the buffer after the round, which holds what was missed.
+  """
+  counted = lambda state, b: np.asarray(
+    [x[b] for x in jax.tree.leaves(state.draft.tally)[:4]]
+  )
   case, rows = vx.wrapped('self', VOCAB), fx.rows_of(new=24)
   want = np.zeros((3, 4), int)  # tokens, rare, held, hits
   states = [state for state, _ in vx.rounds(case, rows)]
@@ -146,7 +152,10 @@ def test_the_tally_counts_texts():
       held = np.isin(new, before.draft.buffer.id_BI[b])
       drafts = int(after.walk_BR[b, r]) - 1
       rare = ~np.isin(new, IDS)
-      want[b] += [n, rare.sum(), held.sum(), held[:drafts].sum()]
+      counts = [n, rare.sum(), held.sum(), held[:drafts].sum()]
+      want[b] += counts
+      if n == after.walk_BR[b, r]:  # to the token where nothing was cut
+        assert counted(after, b) - counted(before, b) == pytest.approx(counts)
   tally = last.draft.tally
   got = np.stack(
     [tally.token_B, tally.rare_B, tally.held_B, tally.hit_B], axis=1
@@ -177,6 +186,19 @@ def test_added_bytes():
   }
 
 
+def test_a_rules_own_sources_count():
+  """Catches 'abc' in place of what the caller chose."""
+  inner = vx.case('follow')
+  made = lambda **settings: (
+    EvoSpec(ranks=IDS, buffer=4, **settings)
+    .wrap(inner.method, inner.params)[0]
+    .drafter.rule.sources
+  )
+  assert made(rule=Rule(sources='a')) == 'a'
+  assert made(rule=Rule(sources='a'), sources='bc') == 'bc'
+  assert made(rule=Rule(use=1.0)) == made() == 'abc'
+
+
 class TestRefusals:
   @pytest.mark.parametrize(
     ('settings', 'says'),
@@ -186,6 +208,11 @@ class TestRefusals:
       ({'sources': 'abe'}, "'e' needs an index"),
       ({'sources': 'x'}, "sources are 'x'"),
       ({'size': 7}, '6 distinct ids'),
+      ({'buffer': 2.5}, r'buffer is 2\.5'),
+      ({'buffer': None}, 'buffer is None'),
+      ({'sources': 5}, 'sources are 5'),
+      ({'rule': 'abc'}, "rule is 'abc'; give a .*Rule"),
+      ({'indices': 3}, 'indices are a int'),
       (
         {
           'indices': Indices(
@@ -197,11 +224,13 @@ class TestRefusals:
     ],
   )
   def test_settings(self, settings, says):
+    """Whether weights are there or not."""
     inner = vx.case('follow')
+    vocab = EvoSpec(**{'ranks': IDS, 'buffer': 4, **settings})
     with pytest.raises(ValueError, match=says):
-      EvoSpec(**{'ranks': IDS, 'buffer': 4, **settings}).wrap(
-        inner.method, inner.params
-      )
+      vocab.wrap(inner.method, inner.params)
+    with pytest.raises(ValueError, match=says):
+      vocab.check(inner.method, fx.CONFIG)
 
   def test_pruned_heads_and_none(self):
     """An EAGLE-3 head has no row for what is to enter; nor has a lookup."""

@@ -6,7 +6,7 @@ import methods_fixture as fx
 import numpy as np
 import pytest
 
-from specjax.drafters import dflash
+from specjax.drafters import dflash, dflash_config
 from specjax.methods import jetspec
 from specjax.trees.best_first import BestFirst
 from specjax.trees.families import Families
@@ -28,7 +28,7 @@ def block_states(causal, monkeypatch, *, changed=None, stacked=False):
   tokens are exchanged on their way into the layers.
   """
   config = HEADS[causal] | {'num_hidden_layers': 3}
-  drafter = dflash.from_hf(config, TARGET, stacked=stacked)
+  drafter = dflash_config.from_hf(config, TARGET, stacked=stacked)
   params = drafter.init(jax.random.key(3), TARGET)
   params = jax.tree.map(lambda x: x * 8 if x.ndim > 2 else x, params)
   tap_BPE = jax.random.normal(
@@ -133,3 +133,7 @@ def test_options():
       jetspec.build(TARGET, head, depth=depth)
   with pytest.raises(ValueError, match='nodes is 0'):
     jetspec.build(TARGET, head, nodes=0)
+  for wrong in ({'width': '3'}, {'width': 2.5}, {'depth': 'a'}):
+    for kind in ('families', 'best_first'):
+      with pytest.raises(ValueError, match=f'{next(iter(wrong))} is '):
+        jetspec.build(TARGET, head, tree=kind, **wrong)

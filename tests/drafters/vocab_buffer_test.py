@@ -198,6 +198,7 @@ def test_a_prompt_is_read_in_chunks():
   )
   held = dict(zip(buffer.id_BI[0].tolist(), buffer.score_BI[0], strict=True))
   assert held[14] == held[15] == 4
+  assert held[11] == 4 * 0.5**3  # three tokens on, the root among them
   buffer, _ = update(
     buffer, rule, accepted([[15, 0, 0, 0]], [8], [1], [1], logits)
   )
@@ -212,6 +213,20 @@ def test_more_rare_tokens_than_slots():
   buffer = lib.read(empty(1), rule, ROWS, INDICES, accepted(tokens, [0], [8]))
   assert buffer.id_BI[0].tolist() == [20, 8, 9, 10, 11]
   assert_whole(buffer)
+
+
+def test_of_equal_scores_the_one_of_use_earlier_goes():
+  """8 was of use in this very round; catches the age before it, and the lower
+  id."""
+  rule = dataclasses.replace(RULE, sources='a', decay=1.0, margin=1.0)
+  buffer = lib.empty(ROWS, jnp.asarray(STATIC), 1, 2)
+  logits = jnp.zeros((1, P, V))
+  for tokens, start in (([8, 9, 9, 1], 0), ([1, 8, 10, 10], 4)):
+    last = 10 if start else 1
+    buffer, _ = update(
+      buffer, rule, accepted([tokens], [start], [P], [last], logits)
+    )
+  assert sorted(buffer.id_BI[0].tolist()) == [8, 10]
 
 
 def test_a_sequence_does_not_see_its_neighbours():
@@ -264,6 +279,13 @@ def test_a_change_of_topic_is_followed():
     ({'decay': 0.0}, 'decay is 0'),
     ({'margin': 0.5}, r'margin 0\.5'),
     ({'swaps': 0}, 'swaps is 0'),
+    ({'swaps': 1.5}, r'swaps is 1\.5'),
+    ({'top_ids': 'a'}, "top_ids is 'a'"),
+    ({'sources': 3}, 'sources are 3'),
+    ({'decay': 'a'}, "decay is 'a'"),
+    ({'margin': float('nan')}, 'margin nan'),
+    ({'use': -1}, 'use is -1'),
+    ({'statistical': float('nan')}, 'statistical is nan'),
   ],
 )
 def test_wrong_rules_are_refused(setting, says):

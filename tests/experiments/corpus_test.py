@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from experiments.corpus import encoded
+from experiments.corpus import check_files, encoded
 from experiments.rank_tokens import must_have
 
 FIELDS = ['question', 'answer']
@@ -28,6 +28,15 @@ def test_wrong_lines_are_named(tmp_path, line):
     list(encoded([path], FIELDS, list))
   with pytest.raises(ValueError, match='no corpus'):
     list(encoded([tmp_path / 'none'], FIELDS, list))
+
+
+def test_paths_are_checked_before_long_work(tmp_path):
+  """The second corpus, and the folder of what is written at the end."""
+  check_files([], str(tmp_path / 'out'))
+  with pytest.raises(ValueError, match=r'no corpus .*none'):
+    check_files([__file__, str(tmp_path / 'none')], 'out')
+  with pytest.raises(ValueError, match=r'no folder .*none'):
+    check_files([__file__], str(tmp_path / 'none' / 'out'))
 
 
 def test_ends_and_template_ids_are_kept():

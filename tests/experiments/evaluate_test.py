@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from experiments import evaluate, generate, run
+from experiments import evaluate, generate, lineup, run
 from experiments.measure import Bench
 from specjax.methods import lookup
 
@@ -111,7 +111,7 @@ def test_batches_decode_the_same_texts(tmp_path):
 def test_wrong_settings_cost_no_time(tmp_path, monkeypatch):
   """Catches a check that comes after the weights are read."""
   monkeypatch.setattr(
-    evaluate.api, 'load', lambda *a, **k: pytest.fail('loads first')
+    lineup.api, 'load', lambda *a, **k: pytest.fail('loads first')
   )
   for changes, message in (
     ({'methods': ['lokup']}, "methods names 'lokup'"),
@@ -156,15 +156,14 @@ def test_command_line(tmp_path):
 
 def test_generate_prints_texts(capsys):
   """Catches a flag that does not reach the decoder."""
-  from absl import flags
-  from absl.testing import flagsaver
 
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['generate'])
-  with flagsaver.flagsaver(
-    method='lookup', nodes=4, max_new_tokens=5, prompt=['Why?', 'How?']
-  ):
-    generate.generate()
+  generate._FLAGS(
+    [
+      *('generate', '--method=lookup', '--nodes=4', '--max_new_tokens=5'),
+      *('--prompt=Why?', '--prompt=How?'),
+    ]
+  )
+  generate.generate()
   out = capsys.readouterr().out
   assert out.count('--- answer, ended by') == 2 and 'Why?' in out
   assert 'lookup, 4 nodes, float32: 10 tokens' in out

@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -62,6 +64,35 @@ def test_folder_is_never_reused_for_other_settings(tmp_path):
   (tmp_path / 'other' / 'thesis.tex').touch()
   with pytest.raises(ValueError, match='no run folder'):
     run.open_folder(tmp_path / 'other', {})
+
+
+def test_scripts_can_be_imported_together():
+  """In any order, since many name a flag alike: --target above all.
+
+  One process reads all test files.
+  """
+  code = 'import importlib; [importlib.import_module(n) for n in {!r}]'
+  names = [
+    f'experiments.{path.stem}'
+    for path in sorted((run.ROOT / 'experiments').glob('*.py'))
+  ]
+  done = subprocess.run(
+    [sys.executable, '-c', code.format(names)],
+    cwd=run.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+
+
+def test_what_differs_is_named_and_not_all_there_is(tmp_path):
+  """Texts of methods are long, and many stand in one record."""
+  text = 'x' * 300
+  methods = lambda nodes: {'methods': {'a': text, 'b': text + nodes + text}}
+  run.open_folder(tmp_path / 'x', methods('nodes=3'))
+  with pytest.raises(ValueError, match=r'\(b was \.{3}x+nodes=3x+\.') as error:
+    run.open_folder(tmp_path / 'x', methods('nodes=4'))
+  assert 'nodes=4' in str(error.value) and len(str(error.value)) < 500
 
 
 def test_rows_survive_a_kill_in_mid_write(tmp_path):

@@ -47,6 +47,12 @@ LLAMA3 = {
     ({'hidden_act': 'gelu'}, 'hidden_act'),
     ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
     ({'quantization_config': {'bits': 4}}, 'quantization_config'),
+    ({'hidden_size': '64'}, "hidden_size is '64'; give a whole number"),
+    ({'head_dim': 0}, 'head_dim is 0'),
+    ({'rms_norm_eps': 0}, 'rms_norm_eps is 0'),
+    ({'rope_theta': -1.0}, 'rope_theta is -1.0'),
+    ({'rope_scaling': {'type': 'linear', 'factor': 'x'}}, "factor is 'x'"),
+    ({'dtype': 'int8'}, "dtype is 'int8'; supported are float32"),
     ({'num_key_value_heads': 3}, '4 query heads.*3 key/value heads'),
     (
       {'architectures': ['Qwen3MoeForCausalLM']},

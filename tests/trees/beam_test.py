@@ -181,6 +181,8 @@ def test_sizes():
     ((4, -1, 2), 'depth is -1'),
     ((4, 3, 0), 'width is 0'),
     ((4, 3, 1.5), 'width is 1.5'),
+    ((4, 3, True), 'width is True'),
+    ((10**14, 8, 10**6), 'have 7000001000001 at most'),  # in no time
     ((8, 2, 2), 'nodes is 8; 2 levels of width 2 have 7 at most'),
   ],
 )

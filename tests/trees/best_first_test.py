@@ -184,7 +184,9 @@ def test_root_alone():
   assert not widths
 
 
-@pytest.mark.parametrize('wrong', [{'nodes': 0}, {'depth': -1}, {'fanout': 0}])
+@pytest.mark.parametrize(
+  'wrong', [{'nodes': 0}, {'depth': -1}, {'fanout': 0}, {'fanout': 2.5}]
+)
 def test_impossible_sizes(wrong):
   sizes = {'nodes': 4, 'depth': 2, 'fanout': 3} | wrong
   with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):

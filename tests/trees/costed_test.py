@@ -202,7 +202,26 @@ class TestTable:
       LatencyTable.read(tmp_path / 'x.json')
     assert 'experiments.profile_latency' in str(error.value)
 
+  @pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+      ({'dtype': 'foo'}, "dtype is 'foo'"),
+      ({'target': 3}, 'x.json is no latency table'),
+      ({'target': [1, 2]}, 'x.json is no latency table'),
+      ({'target': [['vocab', 1]]}, 'it is pairs of vocab, width'),
+      ({'verify_ms': [1, 2]}, 'x.json is no latency table'),
+      ({'draft_ms': None}, 'x.json is no latency table'),
+    ],
+  )
+  def test_a_file_of_other_values_is_named(self, tmp_path, changes, message):
+    content = dataclasses.asdict(table_of([[1, 2]])) | changes
+    (tmp_path / 'x.json').write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+      LatencyTable.read(tmp_path / 'x.json')
+
   def test_a_missing_file_is_named(self, tmp_path):
+    with pytest.raises(ValueError, match='cannot be read'):
+      LatencyTable.read(tmp_path)
     with pytest.raises(ValueError, match=r'no latency table .*x\.json'):
       LatencyTable.read(tmp_path / 'x.json')
 

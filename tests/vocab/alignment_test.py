@@ -16,16 +16,17 @@ from specjax.models.layers import unembed
 from specjax.types import Head
 from specjax.vocab import alignment as lib
 from specjax.vocab import lora
-from specjax.vocab.window_drafter import Window, draft_model, windows
+from specjax.vocab.teacher_forced import Place, over_texts
 
-V, T, SCALE = fx.CONFIG.vocab, 6, 2.0
+V, SCALE = fx.CONFIG.vocab, 2.0
+TEXTS = jax.random.randint(jax.random.key(1), (8, 12), 0, V)
 IDS = jnp.asarray([1, 3, 4, 6, 7, 8, 10, 12, 13, 15])
 TARGET = fx.WEIGHTS
 # The target's own weights, disturbed: something that can be learnt back.
 NOISE = transformer.init(fx.CONFIG, jax.random.key(3), scale=0.05)
 DRAFTER = jax.tree.map(lambda x, n: x + n - (n == 1), TARGET, NOISE)
 HEAD = Head(DRAFTER.head[IDS], IDS)
-DRAFT = draft_model(DRAFTER, HEAD, SCALE)
+DRAFT = over_texts(DRAFTER, HEAD, SCALE, TEXTS)
 SETTINGS = lib.Settings(rate=3e-3, batch=32, steps=20)
 
 
@@ -36,27 +37,27 @@ def adapters(weights=DRAFTER, last=2):
 @functools.cache
 def stream():
   """96 positions of random texts with the target's laws over IDS."""
-  token_NT = jax.random.randint(jax.random.key(1), (96, T), 0, V)
-  last_N = jax.random.randint(jax.random.key(2), (96,), 1, T)
-  example = Window(token_NT=token_NT, last_N=last_N)
+  text_N, position_N = jnp.divmod(jnp.arange(96), TEXTS.shape[1])
+  # As many texts on: a later text stands in the row of an earlier one.
+  example = Place(text_N=text_N + len(TEXTS), position_N=position_N)
   id_NA = jnp.broadcast_to(IDS, (96, len(IDS)))
   p_NV = jax.nn.softmax(logits(TARGET, example))
   return example, id_NA, jnp.take_along_axis(p_NV, id_NA, axis=1)
 
 
 def logits(weights, example):
-  """float32[N, V] at each window's position, by a pass over its prefix."""
-  n, t = example.token_NT.shape
+  """float32[N, V] at each place, by a pass over all texts."""
+  k, t = TEXTS.shape
   out = transformer.forward(
     weights,
-    example.token_NT,
-    jnp.broadcast_to(jnp.arange(t), (n, t)),
-    kv.empty(fx.CONFIG, n, 1, weights.dtype),
-    jnp.zeros(n, jnp.int32),
-    jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (n, t, t)),
+    TEXTS,
+    jnp.broadcast_to(jnp.arange(t), (k, t)),
+    kv.empty(fx.CONFIG, k, 1, weights.dtype),
+    jnp.zeros(k, jnp.int32),
+    jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (k, t, t)),
   )
-  logits_NTV = unembed(out.hidden_BTD, weights.head)
-  return logits_NTV[jnp.arange(n), example.last_N]
+  logits_KTV = unembed(out.hidden_BTD, weights.head)
+  return logits_KTV[example.text_N % k, example.position_N]
 
 
 def ring():
@@ -107,14 +108,6 @@ def test_the_drafter_is_read_as_it_drafts():
   want = jax.nn.log_softmax(logits(DRAFTER, example)[:, IDS])
   np.testing.assert_allclose(got[:, 1:], want[:, 1:], atol=1e-4)
   assert np.all(np.isneginf(got[:, 0]))
-
-
-def test_windows_end_at_their_position():
-  got = windows(jnp.arange(10, 20), jnp.asarray([0, 2, 9]), 4)
-  assert got.last_N.tolist() == [0, 2, 3]
-  assert got.token_NT[:, :1].tolist() == [[10], [10], [16]]
-  at = got.token_NT[jnp.arange(3), got.last_N]
-  assert at.tolist() == [10, 12, 19]
 
 
 def test_loss_is_kl_by_hand():
@@ -238,6 +231,7 @@ class TestGuard:
     assert kept.rate == after.rate and kept.since == 4
     undone = lib.note(self.settings, after, jnp.full(8, 0.5))
     assert undone.rate == after.rate / 2 and undone.step == 1
+    assert (kept.reverts, undone.reverts) == (0, 1)
     assert undone.mark == undone.ema < 0.75
     for a, b, c in zip(
       *(jax.tree.leaves(x.adapters) for x in (undone, before, after)),
@@ -247,6 +241,16 @@ class TestGuard:
       if a.ndim == 3 and not np.any(a):
         assert np.any(c)  # there was something to undo
     assert not any(np.any(x) for x in jax.tree.leaves(undone.moments))
+
+  def test_the_average_settles_as_a_mean(self):
+    """One lucky first round is no best to fall from; nan is no round."""
+    begun = lib.begin(self.settings, adapters())
+    noted = lib.note(self.settings, begun, jnp.asarray([1, 0.5, 0, math.nan]))
+    assert noted.ema == noted.best == pytest.approx(0.5)
+    assert noted.seen == noted.since == 3 and noted.reverts == 0
+    late = lib.note(self.settings, noted, jnp.full(20, 0.5))
+    late = lib.note(self.settings, late, jnp.ones(1))
+    assert late.ema == pytest.approx(0.9 * 0.5 + 0.1)
 
   def test_snapshots_are_renewed_after_the_watch(self):
     """Within it the older one stays, so that several updates can be undone."""

@@ -94,11 +94,36 @@ def test_files_come_back(tmp_path):
   np.testing.assert_array_equal(got.semantic.id_VC, made.semantic.id_VC)
   np.testing.assert_array_equal(got.semantic.weight_VC, made.semantic.weight_VC)
   assert got.semantic.weight_VC.dtype == jnp.float16
-  with pytest.raises(ValueError, match='does not exist'):
+  with pytest.raises(ValueError, match='is no file'):
     lib.load_indices(tmp_path / 'none')
   path.write_bytes(b'x')
   with pytest.raises(ValueError, match='no safetensors file'):
     lib.load_indices(path)
+
+
+def test_no_pair_is_no_error():
+  """Only frequent tokens, or a text of one: neighbours are missing."""
+  for texts, skip in (([[0, 1, 2] * 9], V), ([[3]], 0)):
+    got = lib.build_statistical(texts, TAIL, V, 3, skip=skip)
+    assert (np.asarray(got.id_VC) == -1).all()
+    assert not np.asarray(got.weight_VC).any()
+
+
+def test_nothing_to_build_from_is_refused():
+  """A list of all tokens leaves no tail; an empty corpus no texts."""
+  rows_VD = jnp.ones((V, 2))
+  for build in (
+    lambda tail_I, k: lib.build_semantic(rows_VD, tail_I, k),
+    lambda tail_I, k: lib.build_statistical([[0, 1]], tail_I, V, k),
+  ):
+    with pytest.raises(ValueError, match='tail holds 0 tokens'):
+      build(lib.tail_of(range(V), V), 3)
+    with pytest.raises(ValueError, match='ids from 0 to'):
+      build(np.array([V]), 3)
+    with pytest.raises(ValueError, match='k is 0'):
+      build(TAIL, 0)
+  with pytest.raises(ValueError, match='no texts'):
+    lib.build_statistical([], TAIL, V)
 
 
 def test_tail_is_what_is_left():

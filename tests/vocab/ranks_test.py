@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from specjax.vocab import ranks as lib
 
@@ -31,6 +32,7 @@ def test_rank_is_must_have_then_count_then_id():
     ((5, 1), 1, 'at least 2'),
     ((), 9, 'at most 8'),
     ((), 0, 'size is 0'),
+    ((), 2.0, r'size is 2\.0'),
     ((8,), 3, 'ids are 0 to 7'),
   ],
 )
@@ -96,6 +98,17 @@ def test_public_lists_are_made_distinct(tmp_path, ids):
     ([1, 1, 2], 3, '2 distinct ids'),
     ([1, 2], 0, 'size is 0'),
     ([0, 1, 2, 3], 9, '8 tokens'),
+    ([1, 2], 1.0, r'size is 1\.0'),
+    ([1, 2], True, 'size is True'),
+    ([1.5, 2.5], None, r'is \[1\.5, 2\.5\]; give whole ids'),  # not 1 and 2
+    ([[1, 2], [3, 4]], None, 'give whole ids'),  # not four ids
+    ([[1], [2, 3]], None, 'give whole ids'),
+    ([2**70], None, 'give whole ids'),
+    (['a'], None, 'give whole ids'),
+    ([True, False], None, 'give whole ids'),
+    ({1, 2}, None, 'give whole ids'),
+    (None, None, 'is None; give whole ids'),
+    (5, None, 'is 5; give whole ids'),
   ],
 )
 def test_wrong_lists_are_refused(ids, size, says):
@@ -105,7 +118,7 @@ def test_wrong_lists_are_refused(ids, size, says):
 
 def test_wrong_files_are_refused(tmp_path):
   """Each says what to do; nothing is unpickled."""
-  with pytest.raises(ValueError, match='does not exist'):
+  with pytest.raises(ValueError, match='is no file'):
     lib.load_ranks(tmp_path / 'none.json')
   for name, content, says in (
     ('freq.pt', b'x', r'torch\.load.*freq\.json'),
@@ -119,6 +132,27 @@ def test_wrong_files_are_refused(tmp_path):
   model = pathlib.Path(lib.__file__).parents[1] / 'pretrained/byte_lm/dflash'
   with pytest.raises(ValueError, match='no token ranks'):
     lib.load_ranks(model / 'model.safetensors')
+  with pytest.raises(ValueError, match='is no file'):
+    lib.load_ranks(tmp_path)
+
+
+def test_a_file_without_its_tensors_is_refused(tmp_path):
+  path = tmp_path / 'half.safetensors'
+  metadata = {'format': lib.FORMAT}
+  save_file({'id': np.arange(3, dtype=np.int32)}, path, metadata=metadata)
+  with pytest.raises(ValueError, match='neither a file of token ranks'):
+    lib.load_ranks(path)
+
+
+def test_a_list_is_not_cut_to_more_than_it_has(tmp_path):
+  """It would be filled with ids that are not in it."""
+  with pytest.raises(ValueError, match='from 1 to 5'):
+    lib.load_ranks(saved(tmp_path)).first(6)
+
+
+def test_ids_of_another_tokenizer_are_not_counted():
+  with pytest.raises(ValueError, match='ids 0 to 5 and the target has 0 to 4'):
+    lib.count_tokens([[1], [0, 5]], 5)
 
 
 def test_tokenizer_hash_follows_the_file(tmp_path):

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.checks import whole
+
 KEY = 'eagle_aux_hidden_state_layer_ids'
 READINGS = ('inputs', 'outputs')
 
@@ -73,12 +75,18 @@ def _other(reading: str) -> str:
 def _found(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
   """Ids by how their place reads them."""
   nested = config.get('eagle_config') or {}
+  if not isinstance(nested, Mapping):
+    raise ValueError(f'eagle_config is {nested!r}; give settings by name.')
   if nested.get('use_aux_hidden_state') is False:
     raise ValueError(
       'use_aux_hidden_state is false: a drafter that reads the last layer '
       'alone is EAGLE-1 or 2; only EAGLE-3 is supported.'
     )
   places = {'inputs': config.get(KEY), 'outputs': nested.get(KEY)}
+  for ids in places.values():
+    listed = isinstance(ids, (list, tuple)) and all(map(whole, ids))
+    if ids is not None and not listed:
+      raise ValueError(f'{KEY} is {ids!r}; give a list of whole numbers.')
   return {k: tuple(ids) for k, ids in places.items() if ids is not None}
 
 

@@ -12,10 +12,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.checks import number
 from specjax.drafters.eagle3 import layer_ids
 from specjax.drafters.eagle3.names import by_canonical
 from specjax.drafters.eagle3.sizes import ATTENTION, Shapes, sizes_of
-from specjax.models.config import ModelConfig
+from specjax.models.config import ModelConfig, dtype_of
 from specjax.models.rope import rope_from_hf
 
 ARCHITECTURES = (
@@ -154,6 +155,9 @@ def _model(
     qk_norm = 'qwen3' in kinds
   else:
     qk_norm = f'{ATTENTION}.q_norm.weight' in shapes
+  eps = flat.get('rms_norm_eps')
+  if eps is not None and not (number(eps) and eps > 0):
+    raise ValueError(f'rms_norm_eps is {eps!r}; give a number above 0.')
   return ModelConfig(
     family='llama',
     vocab=sizes['vocab_size'],
@@ -163,11 +167,11 @@ def _model(
     kv_heads=sizes['num_key_value_heads'],
     head_dim=sizes['head_dim'],
     mlp=sizes['intermediate_size'],
-    eps=flat.get('rms_norm_eps') or 1e-6,
+    eps=eps or 1e-6,
     rope=rope_from_hf(flat),  # never the target's: 10000 where it is not said
     max_length=flat.get('max_position_embeddings') or target.max_length,
     qk_norm=qk_norm,
-    dtype=flat.get('dtype') or flat.get('torch_dtype') or 'float32',
+    dtype=dtype_of(flat),
   )
 
 

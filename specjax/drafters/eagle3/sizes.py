@@ -7,9 +7,18 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.checks import check_whole
 from specjax.models.config import ModelConfig
 
 ATTENTION = 'midlayer.self_attn'
+# Whose rows or columns are sizes.
+MATRICES = frozenset(
+  (
+    *('fc.weight', 'lm_head.weight', 'embed_tokens.weight'),
+    *(f'{ATTENTION}.{x}_proj.weight' for x in 'qk'),
+    'midlayer.mlp.gate_proj.weight',
+  )
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -37,6 +46,12 @@ def sizes_of(
   missing = [key for key in needed if flat.get(key) is None]
   if missing:
     raise ValueError(f'the configuration lacks {", ".join(missing)}.')
+  optional = (
+    *('num_hidden_layers', 'head_dim', 'num_key_value_heads'),
+    *('target_hidden_size', 'vocab_size', 'draft_vocab_size'),
+  )
+  given = {key: flat.get(key) for key in (*needed, *optional)}
+  check_whole(1, **{k: x for k, x in given.items() if x is not None})
   width, heads = flat['hidden_size'], flat['num_attention_heads']
   usual = {
     'hidden_size': width,
@@ -64,6 +79,12 @@ def sizes_of(
 
 def _shown(shapes: Shapes, heads: int, fused: int) -> dict[str, int]:
   """What the shapes say."""
+  for name in MATRICES & shapes.keys():
+    if len(shapes[name]) != 2:
+      raise ValueError(
+        f'{name} has shape {list(shapes[name])}, which is no matrix; give an '
+        'intact checkpoint.'
+      )
   q, k = (shapes[f'{ATTENTION}.{x}_proj.weight'] for x in 'qk')
   width, features = shapes['fc.weight']
   if q[1] != 2 * width:

@@ -167,7 +167,9 @@ def target_ids(d2t_V, t2d_V, size: int, vocab: int) -> np.ndarray | None:
       f'{len(np.unique(id_V))} different of {size}; they must be different '
       f'and below {vocab}. If it holds ids, store t2d beside it.'
     )
-  if kept is None and size > 1 and (np.diff(d2t_V) > 0).all():
+  # Offsets of a sorted list repeat where tokens are neighbours; ids never do.
+  ids = d2t_V.min() >= 0 and len(np.unique(d2t_V)) == size
+  if kept is None and size > 1 and ids:
     raise ValueError(
       f'd2t can be read as offsets (tokens {_some(id_V)}) and as ids '
       f'({_some(d2t_V)}), and there is no t2d to tell; store t2d beside it.'
