@@ -66,3 +66,11 @@ def test_a_coupled_round_shows_the_scorer_plain_laws(monkeypatch, settings):
     )
     assert paths(grown, b) == [named(path) for path in paths(want, b)]
   np.testing.assert_allclose(grown.logq_BN, want.logq_BN, atol=1e-4)
+
+
+def test_more_nodes_than_the_pool_has():
+  """Else the tree would be padded without a word."""
+  small = {'depth': 3, 'shared_rows': True, 'pool': 4}
+  assert target_aware.TargetAware(nodes=13, **small).nodes == 13
+  with pytest.raises(ValueError, match='gives 13 at most'):
+    target_aware.TargetAware(nodes=14, **small)
