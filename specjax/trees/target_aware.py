@@ -76,11 +76,12 @@ class TargetAware:
       )
     check_whole(2, nodes=self.nodes)
     check_whole(1, depth=self.depth, pool=self.pool, fanout=self.fanout)
-    if self.nodes - 1 > self.pool * self.depth:
+    room = self.pool * self.depth + 1
+    if self.nodes > room:
       raise ValueError(
-        f'nodes is {self.nodes}, and a pool of {self.pool} prefixes for each of '
-        f'{self.depth} lengths gives {self.pool * self.depth + 1} at most; ask '
-        'for fewer nodes, or for a larger pool.'
+        f'nodes is {self.nodes}, and a pool of {self.pool} prefixes for each '
+        f'of {self.depth} lengths gives {room} at most; ask for fewer, or '
+        'for a larger pool.'
       )
     costs = self.lam1, self.lam2, self.tau
     if not all(map(number, costs)) or min(costs) < 0 or self.lam1 == 0:
