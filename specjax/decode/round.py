@@ -1,4 +1,4 @@
-"""One speculative round, the whole algorithm on one screen."""
+"""One speculative round: the whole algorithm."""
 
 from __future__ import annotations
 
