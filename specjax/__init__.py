@@ -2,15 +2,19 @@
 
 from specjax.api import load, method_names
 from specjax.decoder import Decoder
+from specjax.engine.requests import Event, Request, Result
 from specjax.generation import Generation, Stats
 from specjax.method import Method
 from specjax.types import Params
 
 __all__ = [
   'Decoder',
+  'Event',
   'Generation',
   'Method',
   'Params',
+  'Request',
+  'Result',
   'Stats',
   'load',
   'method_names',

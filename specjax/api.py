@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import compile_cache, methods, text
-from specjax.checks import whole
+from specjax.checks import check_whole, whole
 from specjax.decoder import Decoder
 from specjax.method import LearnedTree, Method, Vocabulary, bind
 from specjax.models.config import ModelConfig, from_hf
@@ -42,6 +42,7 @@ def load(
   scorer: str | pathlib.Path | None = None,
   dtype: str = 'auto',
   stacked: bool | None = None,
+  slots: int = 8,
   **options: Any,
 ) -> Decoder:
   """Loads a target and a method.
@@ -61,6 +62,7 @@ def load(
       and is float32 on CPU, which has no fast bfloat16.
     stacked: scan over layers (None: not on CPU, where slicing a layer out of a
       stack copies it).
+    slots: rows that `Decoder.serve` decodes together.
     **options: the method's own settings, see its `build`.
 
   Raises:
@@ -69,6 +71,7 @@ def load(
   compile_cache.enable()
   if dtype not in DTYPES:
     raise ValueError(f'dtype is {dtype!r}; choose one of {", ".join(DTYPES)}.')
+  check_whole(1, slots=slots)
   bound = _bound(method, nodes, options)
   folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
   config = _settings(folder, from_hf, (TypeError, ValueError))
@@ -103,7 +106,10 @@ def load(
   if vocab is not None:
     bound, params = vocab.wrap(bound, params)
   return Decoder(
-    method=bound, params=params, tokenizer=text.load_tokenizer(folder)
+    method=bound,
+    params=params,
+    tokenizer=text.load_tokenizer(folder),
+    slots=slots,
   )
 
 

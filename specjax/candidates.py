@@ -132,7 +132,7 @@ def _coupled(
 ) -> Array:
   """Logits that see the noise; a greedy row's are as they were."""
   b, w, _ = logits_BWV.shape
-  at_W = np.broadcast_to(np.asarray(depth), (w,))
+  at_W = np.broadcast_to(np.asarray(depth, int), (w,))
   noise_BWV = round.noise_BPV[:, at_W]
   if head.id_V is not None or head.own_id_BV is not None:
     id_BV = jnp.maximum(_ids(head, b), 0)

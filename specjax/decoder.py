@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import whole
+from specjax.checks import check_whole, whole
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
+from specjax.engine.engine import Serving
+from specjax.engine.slots import Plan
 from specjax.generation import Generation, Part, join, to_host
 from specjax.inputs import REFUSED, Rows, as_prompts, make_rows
 from specjax.method import Method
 from specjax.types import DecodeState, Params
 
 STOP_STRING_ROUNDS = 8  # rounds between two looks at the text
+SERVED_CONTEXT = 4096  # tokens a served row has room for, unless told
 
 
 class Decoder:
   """Holds parameters and the programs compiled for them."""
 
-  def __init__(self, *, method: Method, params: Params, tokenizer: Any = None):
+  def __init__(
+    self,
+    *,
+    method: Method,
+    params: Params,
+    tokenizer: Any = None,
+    slots: int = 8,
+  ):
+    check_whole(1, slots=slots)
     self.method = method
     self.params = params
     self.tokenizer = tokenizer
+    self.slots = slots  # rows that `serve` decodes together
     self._programs: dict[Any, Any] = {}
 
   @property
@@ -58,6 +70,76 @@ class Decoder:
     if isinstance(prompt, str):
       return self.tokenizer.encode(prompt)
     return self.tokenizer.chat(prompt, thinking=thinking)
+
+  def ends(self, stop_ids: Any, stop: Any) -> tuple[Any, tuple[str, ...]]:
+    """Stop ids and stop strings of a call, as `generate` takes them."""
+    if whole(stop_ids):
+      stop_ids = (stop_ids,)
+    if stop_ids is None:
+      stop_ids = self.config.eos_ids
+      if self.tokenizer is not None:  # a chat model's generation_config
+        stop_ids += self.tokenizer.eos_ids
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if any(not isinstance(s, str) or not s for s in stop):
+      raise ValueError(
+        f'stop is {list(stop)}; give strings, none empty: it would end every '
+        'text. Ids are for stop_ids.'
+      )
+    if stop and self.tokenizer is None:
+      raise ValueError('stop strings need a tokenizer; use stop_ids.')
+    return stop_ids, stop
+
+  def serve(
+    self,
+    requests: Iterable[Any],
+    *,
+    slots: int | None = None,
+    context: int | None = None,
+    chunk: int = 8,
+    queue: int = 0,
+    greedy_only: bool = False,
+    logprobs: bool = False,
+  ) -> Serving:
+    """Decodes requests as they come, finished rows making room for others.
+
+    Every text is the one that `generate` gives to its prompt alone, in float32,
+    whatever stands beside it.
+
+    Args:
+      requests: `specjax.Request`s, their fields as dicts, or prompts; read as
+        far as there is room. A generator may yield None for "nothing yet".
+      slots: rows decoded together; None takes those given to `specjax.load`.
+      context: room for prompt and answer of a row; None is the model's own, at
+        most 4096. Longer requests are refused.
+      chunk: rounds between two looks: tokens are seen, and rows replaced, after
+        so many.
+      queue: requests taken, and checked, beyond those in slots.
+      greedy_only: no request samples; saves drawing noise.
+      logprobs: as for `generate`.
+
+    Returns:
+      An iterator of `specjax.Event`s with `cancel(id)`. Bad requests are events
+      too. What the source raises is raised once the others have ended.
+
+    Raises:
+      ValueError: before any work, for these settings.
+    """
+    longest = self.config.max_length
+    if context is None:
+      context = min(longest, SERVED_CONTEXT)
+    plan = Plan(
+      slots=self.slots if slots is None else slots,
+      context=context,
+      chunk=chunk,
+      queue=queue,
+      greedy_only=bool(greedy_only),
+      logprobs=bool(logprobs),
+    )
+    if plan.context > longest:
+      raise ValueError(
+        f'context is {context}; this target has {longest} at most.'
+      )
+    return Serving(self, requests, plan)
 
   def generate(
     self,
@@ -108,20 +190,7 @@ class Decoder:
       if name in REFUSED:
         raise ValueError(f'{name} is not supported; leave it out.')
       raise TypeError(f'generate() has no setting {name!r}.')
-    if whole(stop_ids):
-      stop_ids = (stop_ids,)
-    if stop_ids is None:
-      stop_ids = self.config.eos_ids
-      if self.tokenizer is not None:  # a chat model's generation_config
-        stop_ids += self.tokenizer.eos_ids
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if any(not isinstance(s, str) or not s for s in stop):
-      raise ValueError(
-        f'stop is {list(stop)}; give strings, none empty: it would end every '
-        'text. Ids are for stop_ids.'
-      )
-    if stop and self.tokenizer is None:
-      raise ValueError('stop strings need a tokenizer; use stop_ids.')
+    stop_ids, stop = self.ends(stop_ids, stop)
     ids = [self.encode(p, thinking=thinking) for p in as_prompts(prompts)]
     rows = make_rows(
       ids,

@@ -52,11 +52,14 @@ def cut(w_BNV: Array, sampling: Sampling) -> Array:
 
   k_found = (k_B11 == 0) | ((k_B11 <= short) & (kth_BN1 > last_BN1))
   p_found = (p_B11 >= 1) | (crossed_BNM[..., -1:] & (pth_BN1 > last_BN1))
-  found = jnp.all(k_found & p_found) | (short == w_BNV.shape[-1])
+  found_BN1 = (k_found & p_found) | (short == w_BNV.shape[-1])
+  short_BN1 = jnp.maximum(kth_BN1, pth_BN1)
+  # Row by row: at a rounding the two may differ, and no text may depend on
+  # what a neighbour's law looks like.
   threshold_BN1 = lax.cond(
-    found,
-    lambda: jnp.maximum(kth_BN1, pth_BN1),
-    lambda: _by_bisection(w_BNV, k_B11, p_B11),
+    jnp.all(found_BN1),
+    lambda: short_BN1,
+    lambda: jnp.where(found_BN1, short_BN1, _by_bisection(w_BNV, k_B11, p_B11)),
   )
   floor_BN1 = top_BN1 + jnp.log(sampling.min_p_B)[:, None, None]
   keep_BNV = w_BNV >= jnp.maximum(threshold_BN1, floor_BN1)

@@ -96,13 +96,9 @@ def join(
     for b, first in enumerate(part.length):
       ids = host.tokens[b, first : host.length[b]].tolist()
       walks = host.walks[b, : host.rounds[b]].tolist()
-      reason = 'stop' if host.stopped[b] else 'length'
-      text = tokenizer.decode(ids) if tokenizer else None
-      keep = _first_hit(ids, text, stop, tokenizer)
-      if keep is not None:
-        ids, reason = ids[:keep], 'stop'
-        text = text[: min(text.find(s) for s in stop if s in text)]
-        walks = walks[: metrics.rounds_for(walks, keep - 1)]
+      ids, text, walks, reason = ended(
+        ids, walks, host.stopped[b], stop, tokenizer
+      )
       tokens.append(ids)
       texts.append(text)
       accepted.append(walks)
@@ -130,6 +126,24 @@ def join(
       compile_s=compile_s,
     ),
   )
+
+
+def ended(
+  ids: list[int],
+  walks: list[int],
+  stopped: bool,
+  stop: Sequence[str],
+  tokenizer: Any,
+) -> tuple[list[int], str | None, list[int], str]:
+  """(ids, text, walks, finish reason) of a row, cut at a stop string."""
+  reason = 'stop' if stopped else 'length'
+  text = tokenizer.decode(ids) if tokenizer else None
+  keep = _first_hit(ids, text, stop, tokenizer)
+  if keep is not None:
+    ids, reason = ids[:keep], 'stop'
+    text = text[: min(text.find(s) for s in stop if s in text)]
+    walks = walks[: metrics.rounds_for(walks, keep - 1)]
+  return ids, text, walks, reason
 
 
 def _first_hit(ids, text, stop, tokenizer) -> int | None:

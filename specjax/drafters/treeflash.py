@@ -145,7 +145,8 @@ class TreeFlash:
     b, _, plain = parent_BTM.shape
     anchor_B1 = root_token(context)[:, None]
     before_BW = jnp.concatenate([anchor_B1, parent_BTM.reshape(b, -1)], axis=1)
-    at_W = np.append([0], np.repeat(np.arange(1, depth), plain))
+    below_W = np.repeat(np.arange(1, depth), plain)
+    at_W = np.append([0], below_W).astype(int)  # float where it is empty
     corrected_BWD = self.correct(
       params,
       target.embed_VD[before_BW],
