@@ -45,9 +45,6 @@ class TestConformance:
   def test_neighbours_do_not_matter(self, case):
     checks.check_neighbours(case)
 
-  def test_two_rounds_without_jit(self, case):
-    checks.check_no_jit(case)
-
   def test_one_compile_per_shape(self, case):
     checks.check_compiles_once(case)
 
@@ -67,6 +64,14 @@ class TestConformance:
     """A method that differs from its twin would recompile on every load."""
     twin = fx.make_case(name).method
     assert twin == case.method and hash(twin) == hash(case.method)
+
+
+class TestConformanceWithoutJit:
+  """Methods only: what a variant is put together from is in them."""
+
+  @pytest.mark.parametrize('name', fx.method_names(), scope='module')
+  def test_two_rounds(self, name):
+    checks.check_no_jit(fx.make_case(name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

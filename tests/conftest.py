@@ -25,7 +25,13 @@ def quick_compiles():
   jax.config.update('jax_disable_most_optimizations', True)
   yield
   jax.config.update('jax_disable_most_optimizations', False)
-  jax.clear_caches()  # programs of a module fill gigabytes
+
+
+@pytest.fixture(scope='module', autouse=True)
+def bounded_memory():
+  """Programs of all modules together would fill many gigabytes."""
+  yield
+  jax.clear_caches()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,7 +20,7 @@ import specjax
 from specjax import sampling
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
-from specjax.drafters import dflash as dflash_drafter
+from specjax.drafters import dflash_config
 from specjax.methods import ar, ddtree, dflash, treeflash
 from specjax.models import cache as kv
 from specjax.models import transformer
@@ -219,7 +219,7 @@ def test_target_forward():
 def test_drafter_forward(folder, stacked):
   """Fails where fusion, injected rows, the block pass or a key map is off."""
   g = golden('forward.npz')
-  drafter = dflash_drafter.from_hf(
+  drafter = dflash_config.from_hf(
     config_of('dflash'), target().config, stacked=stacked
   )
   shapes = drafter.abstract('float32')

@@ -141,7 +141,8 @@ def test_command_line(tmp_path):
     )
 
   wrong = call('limt = 2')
-  assert wrong.returncode == 1 and wrong.stderr.startswith('error: ')
+  # Behind what jax may log where it finds no accelerator.
+  assert wrong.returncode == 1 and 'error: ' in wrong.stderr
   assert "'limt'" in wrong.stderr and 'Traceback' not in wrong.stderr
   good = call('limit = 3', 'max_new_tokens = 12')
   assert good.returncode == 0, good.stderr
