@@ -92,15 +92,15 @@ def prefill(
   def read(carry, first):
     cache, draft, last_BD = carry
     token_BP = lax.dynamic_slice_in_dim(token_BT, first, chunk, axis=1)
-    start_B = jnp.full((b,), first, jnp.int32)
+    # As if it could be anything: where there is one chunk, XLA would know it at
+    # compile time, and fold attention to an empty cache element by element.
+    start_B = jnp.where(length_B >= 0, first, 0)
     position_BP = first + jnp.broadcast_to(jnp.arange(chunk), (b, chunk))
     out = forward(
       target,
       token_BP,
       position_BP,
       cache,
-      # Not `start` itself: XLA would know it at compile time where there is one
-      # chunk, and fold the attention to an empty cache element by element.
       jnp.minimum(start_B, length_B),
       mask_BTT,
       taps=method.drafter.taps,
