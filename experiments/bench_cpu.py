@@ -24,10 +24,10 @@ import specjax
 from experiments import run
 from experiments.plain_loop import plain_greedy
 from experiments.prompts import as_messages, read_prompts
+from experiments.states import after_prompt
 from experiments.timing import interleaved, ratio
 from specjax import sampling
 from specjax.decode.loop import decode
-from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.inputs import make_rows
 from specjax.methods import ar, lookup
 
@@ -149,12 +149,7 @@ def _rounds_job(method, params, ids, *, count: int = 12, **settings):
     max_new_tokens=256,
     **settings,
   )
-  state = prefill(
-    method,
-    params,
-    *rows.arrays(bucket_for(len(ids))),
-    capacity=capacity_for(method, len(ids), 256),
-  )
+  state = after_prompt(method, params, rows)
   program = decode.lower(method, params, state, max_rounds=count).compile()
   host = jax.device_get(state.replace(key_B=None))
 

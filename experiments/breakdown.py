@@ -16,21 +16,20 @@ from __future__ import annotations
 
 import pathlib
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gin
 import jax
 import tqdm
-from absl import app, flags
+from absl import app
 
 from experiments import pieces, run
 from experiments.lineup import Builder, Variant, load_all, sources
 from experiments.prompts import as_messages, read_prompts
+from experiments.states import after_prompt
+from experiments.tables import aligned
 from experiments.timing import interleaved
 from specjax.decode.loop import decode
-from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.decoder import Decoder
 from specjax.inputs import Rows, make_rows
 from specjax.types import DecodeState
@@ -135,13 +134,8 @@ def breakdown(
 
 def _state(decoder: Decoder, rows: Rows, begun: int) -> DecodeState:
   """After the prompt and `begun` rounds."""
-  method, longest = decoder.method, max(map(len, rows.prompts))
-  state = prefill(
-    method,
-    decoder.params,
-    *rows.arrays(bucket_for(longest)),
-    capacity=capacity_for(method, longest, max(rows.new_tokens)),
-  )
+  method = decoder.method
+  state = after_prompt(method, decoder.params, rows)
   return decode(method, decoder.params, state, max_rounds=begun)[0]
 
 
@@ -220,31 +214,17 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
         '-' if row['mean_accepted'] is None else f'{row["mean_accepted"]:.2f}',
       ]
     )
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return '\n'.join(
-    '  '.join(
-      [line[0].ljust(widths[0])]
-      + [x.rjust(w) for x, w in zip(line[1:], widths[1:], strict=True)]
-    )
-    for line in lines
-  )
+  return aligned(lines)
 
 
-def main(argv: Sequence[str]) -> None:
+def show() -> None:
   """Flags to `breakdown`, and its table."""
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  values = flags.FLAGS
-  try:
-    run.parse(values.gin_file, values.gin_param)
-    folder = values.run_dir or run.default_dir(values.gin_file)
-    rows = gin.get_configurable(breakdown)(run_dir=folder)
-  except KeyboardInterrupt:
-    sys.exit('interrupted; the same command goes on.')
-  except (TypeError, ValueError) as error:
-    sys.exit(f'error: {error}')
+  folder, rows = run.configured(breakdown)
   print(as_table(rows))
   print(f'\n{rows[0]["device"]}, {rows[0]["dtype"]}; rows: {folder}')
+
+
+main = run.command(show)
 
 
 if __name__ == '__main__':

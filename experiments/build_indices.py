@@ -12,8 +12,6 @@ index. Build on texts that are not to be measured.
 from __future__ import annotations
 
 import pathlib
-import sys
-from collections.abc import Sequence
 
 import jax.numpy as jnp
 from absl import app, flags
@@ -73,13 +71,7 @@ def build() -> None:
   print(f'{len(tail_I)} tokens in the tail; wrote {_OUT.value}')
 
 
-def main(argv: Sequence[str]) -> None:
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  try:
-    build()
-  except ValueError as error:
-    sys.exit(f'error: {error}')
+main = run.command(build)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from specjax.weights.files import (
   WEIGHTS,
   opened,
   read_settings,
-  replacing,
+  write_json,
 )
 from specjax.weights.safetensors import (
   load_tensors,
@@ -91,8 +90,7 @@ def convert(
   config |= {'dtype': dtype, 'torch_dtype': dtype}
   folder.mkdir(parents=True, exist_ok=True)
   save_tensors(_as_stored(weights, id_V), rows, folder / WEIGHTS)
-  with replacing(folder / CONFIG) as part:
-    part.write_text(json.dumps(config, indent=2) + '\n')
+  write_json(folder / CONFIG, config)
 
 
 def names_in(layout: str, settings: Settings) -> list[Tensor]:

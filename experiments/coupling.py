@@ -175,13 +175,7 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
   return '\n'.join(lines)
 
 
-def main(argv: Sequence[str]) -> None:
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  try:
-    print(as_table(coupling()))
-  except ValueError as error:
-    sys.exit(f'error: {error}')
+main = run.command(lambda: print(as_table(coupling())))
 
 
 if __name__ == '__main__':

@@ -14,9 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gin
 import tqdm
-from absl import app, flags
+from absl import app
 
 from experiments import run
 from experiments.lineup import Builder, Variant, load_all, sources
@@ -129,22 +128,14 @@ def _measure_all(bench: Bench, path: pathlib.Path, batch: int) -> list[Any]:
   return rows
 
 
-def main(argv: Sequence[str]) -> None:
+def show() -> None:
   """Flags to `evaluate`, and its table."""
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  values = flags.FLAGS
-  try:
-    run.parse(values.gin_file, values.gin_param)
-    folder = values.run_dir or run.default_dir(values.gin_file)
-    try:
-      summaries = gin.get_configurable(evaluate)(run_dir=folder)
-    except KeyboardInterrupt:
-      sys.exit(f'interrupted; the same command goes on from {folder}.')
-  except (TypeError, ValueError) as error:
-    sys.exit(f'error: {error}')
+  folder, summaries = run.configured(evaluate)
   print(as_table(summaries))
   print(f'\n{summaries[0]["device"]}, {summaries[0]["dtype"]}; rows: {folder}')
+
+
+main = run.command(show)
 
 
 if __name__ == '__main__':

@@ -38,6 +38,7 @@ from absl import app, flags
 from experiments import run
 from experiments.evospec_stream import Bench, held_bytes, perturbed, stream
 from experiments.prompts import as_messages, read_prompts
+from experiments.tables import aligned
 from specjax import api, metrics
 from specjax.decoder import Decoder
 from specjax.methods import draft_model
@@ -229,11 +230,7 @@ def table(
         '0' if arm == OFF else str(size),
       ]
     )
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  pad = lambda line: '  '.join(
-    x.ljust(w) for x, w in zip(line, widths, strict=True)
-  )
-  return '\n'.join(map(pad, lines))
+  return aligned(lines, left=None)
 
 
 def measure() -> None:
@@ -255,13 +252,7 @@ def measure() -> None:
   print('bytes: ' + ', '.join(f'{k} {v}' for k, v in held.items()))
 
 
-def main(argv: Sequence[str]) -> None:
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  try:
-    measure()
-  except ValueError as error:
-    sys.exit(f'error: {error}')
+main = run.command(measure)
 
 
 if __name__ == '__main__':

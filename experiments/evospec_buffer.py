@@ -30,9 +30,10 @@ from absl import app, flags
 from experiments import run
 from experiments.evospec_cost import cost
 from experiments.prompts import as_messages, read_prompts
+from experiments.states import after_prompt, answer
+from experiments.tables import aligned
 from specjax import api, metrics
 from specjax.decode.loop import decode
-from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.decoder import Decoder
 from specjax.drafters.draft_model import DraftModel
 from specjax.drafters.evolving_vocab import added_bytes
@@ -119,9 +120,7 @@ class Bench:
       max_new_tokens=self.new,
       stop_ids=(*config.eos_ids, *self.decoder.tokenizer.eos_ids),
     )
-    arrays = rows.arrays(bucket_for(self.pad_to))
-    capacity = capacity_for(method, self.pad_to, self.new)
-    return prefill(method, params, *arrays, capacity=capacity)
+    return after_prompt(method, params, rows, pad_to=self.pad_to)
 
 
 def load_bench(target: str, nodes: int, new: int) -> Bench:
@@ -141,14 +140,7 @@ def load_bench(target: str, nodes: int, new: int) -> Bench:
 def decode_cell(bench: Bench, method, params, ids) -> dict[str, Any]:
   """One prompt: what was emitted, in how many rounds, out of which tokens."""
   state, _ = decode(method, params, bench.start(method, params, ids))
-  length, rounds = int(state.context.length_B[0]), int(state.rounds_B[0])
-  row = {
-    'prompt_tokens': len(ids),
-    'tokens': length - len(ids) - 1,  # of rounds: the prefill's is left out
-    'rounds': rounds,
-    'walks': state.walk_BR[0, :rounds].tolist(),
-    'ids': state.context.tokens_BT[0, len(ids) : length].tolist(),
-  }
+  row = answer(state, len(ids))
   if hasattr(state.draft, 'tally'):
     names = [f.name for f in dataclasses.fields(state.draft.tally)]
     row |= {n[:-2]: int(getattr(state.draft.tally, n)[0]) for n in names}
@@ -216,11 +208,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         f'{sum(same)}/{len(same)}',
       ]
     )
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  pad = lambda line: '  '.join(
-    x.ljust(w) for x, w in zip(line, widths, strict=True)
-  )
-  return '\n'.join(map(pad, lines))
+  return aligned(lines, left=None)
 
 
 def measure() -> None:
@@ -265,13 +253,7 @@ def measure() -> None:
       print(f'  {name}: {middle:.4f} [{low:.4f},{high:.4f}] target passes')
 
 
-def main(argv: Sequence[str]) -> None:
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  try:
-    measure()
-  except ValueError as error:
-    sys.exit(f'error: {error}')
+main = run.command(measure)
 
 
 if __name__ == '__main__':

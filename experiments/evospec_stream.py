@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import states
 from specjax.decode.loop import decode
-from specjax.decode.prefill import bucket_for, capacity_for, prefill
+from specjax.decode.prefill import capacity_for
 from specjax.inputs import make_rows
 from specjax.method import Method
 from specjax.models.transformer import Weights
@@ -64,9 +65,7 @@ class Bench:
       max_new_tokens=self.new,
       stop_ids=self.stop_ids,
     )
-    arrays = rows.arrays(bucket_for(self.pad_to))
-    capacity = capacity_for(self.method, self.pad_to, self.new)
-    return prefill(self.method, params, *arrays, capacity=capacity)
+    return states.after_prompt(self.method, params, rows, pad_to=self.pad_to)
 
   def params_with(self, weights: Weights) -> Params:
     """The draft model's weights exchanged, also inside of a vocabulary."""
@@ -196,16 +195,11 @@ def answer(
     learner, loss = ready(learn(settings, *args))
     align_s += clock() - begun
     losses.append(float(loss))
-  length, rounds = int(state.context.length_B[0]), int(state.rounds_B[0])
   made = [x for x in losses if x == x]
   return (
     learner,
     {
-      'prompt_tokens': len(ids),
-      'tokens': length - len(ids) - 1,  # of rounds: the prefill's is left out
-      'rounds': rounds,
-      'walks': state.walk_BR[0, :rounds].tolist(),
-      'ids': state.context.tokens_BT[0, len(ids) : length].tolist(),
+      **states.answer(state, len(ids)),
       'decode_s': decode_s,
       'align_s': align_s,
       'updates': int(learner.aligner.step - first.step),

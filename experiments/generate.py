@@ -5,9 +5,6 @@ python -m experiments.generate --method=lookup --prompt='Two and two is'
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
 from absl import app, flags
 
 from experiments import run
@@ -96,13 +93,7 @@ def generate() -> None:
   )
 
 
-def main(argv: Sequence[str]) -> None:
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  try:
-    generate()
-  except ValueError as error:
-    sys.exit(f'error: {error}')
+main = run.command(generate)
 
 
 if __name__ == '__main__':

@@ -10,12 +10,11 @@ where it was interrupted.
 from __future__ import annotations
 
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
-from absl import app, flags
+from absl import app
 
 from experiments import run
 from experiments.breakdown import PARTS, breakdown
@@ -84,20 +83,13 @@ def as_markdown(
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
 
 
-def main(argv: Sequence[str]) -> None:
+def show() -> None:
   """Flags to `methods_table`, printed."""
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  values = flags.FLAGS
-  try:
-    run.parse(values.gin_file, values.gin_param)
-    folder = values.run_dir or run.default_dir(values.gin_file)
-    print(gin.get_configurable(methods_table)(run_dir=folder))
-  except KeyboardInterrupt:
-    sys.exit('interrupted; the same command goes on.')
-  except (TypeError, ValueError) as error:
-    sys.exit(f'error: {error}')
-  print(f'\nrows: {folder}')
+  folder, table = run.configured(methods_table)
+  print(f'{table}\n\nrows: {folder}')
+
+
+main = run.command(show)
 
 
 if __name__ == '__main__':

@@ -27,9 +27,10 @@ import tqdm
 from absl import app, flags
 
 from experiments import pieces, run
+from experiments.states import after_prompt
+from experiments.tables import aligned
 from experiments.timing import interleaved
 from specjax import api
-from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.decoder import Decoder
 from specjax.inputs import make_rows
 from specjax.trees.costed import LatencyTable, target_sizes
@@ -163,12 +164,7 @@ def state_at(decoder: Decoder, context: int, batch: int) -> DecodeState:
     max_length=config.max_length,
     max_new_tokens=room + 1,
   )
-  return prefill(
-    method,
-    decoder.params,
-    *rows.arrays(bucket_for(context - 1)),
-    capacity=capacity_for(method, context - 1, room + 1),
-  )
+  return after_prompt(method, decoder.params, rows)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -218,16 +214,10 @@ def as_text(table: LatencyTable) -> str:
   lines = [['context', *map(str, table.sizes)]]
   for context, costs in zip(table.contexts, table.verify_ms, strict=True):
     lines.append([str(context), *(f'{ms:.3f}' for ms in costs)])
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  rows = [
-    '  '.join(x.rjust(w) for x, w in zip(line, widths, strict=True))
-    for line in lines
-  ]
-  rows.append(
-    f'ms of a pass by rows verified; {table.draft_ms:.3f} ms for the rest of a '
-    f'round; {table.device}, {table.dtype}'
+  return aligned(lines, left=0) + (
+    f'\nms of a pass by rows verified; {table.draft_ms:.3f} ms for the rest of '
+    f'a round; {table.device}, {table.dtype}'
   )
-  return '\n'.join(rows)
 
 
 def _numbers(name: str, values: list[str] | None) -> list[int] | None:

@@ -11,10 +11,8 @@ weights of these sizes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,7 +21,7 @@ from absl import app, flags
 from experiments import run
 from specjax import api
 from specjax.models.config import ModelConfig, to_hf
-from specjax.weights.files import CONFIG, WEIGHTS, replacing
+from specjax.weights.files import CONFIG, WEIGHTS, write_json
 from specjax.weights.safetensors import read_config, save_tensors
 from specjax.weights.scorer import save_scorer
 
@@ -113,26 +111,24 @@ def write(
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(weights, method.drafter.tensors(), folder / WEIGHTS)
-    with replacing(folder / CONFIG) as part:
-      part.write_text(json.dumps(config, indent=1) + '\n')
+    write_json(folder / CONFIG, config)
   taps = api.build_of('taps')(target, kinds['dflash'])
   scorer = taps.tree.init(jax.random.fold_in(key, len(kinds)), target)
   save_scorer(scorer, out / 'taps', taps, target)
 
 
-def main(argv: Sequence[str]) -> None:
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  try:
-    folder = api.PRETRAINED / 'target'
-    if _TARGET.value != 'default':
-      folder = pathlib.Path(_TARGET.value).expanduser()
-    target = read_config(folder)
-    kinds = configs(target, _LAYERS.value, _BLOCK.value, _DRAFT_VOCAB.value)
-    write(pathlib.Path(_OUT.value), target, kinds, _SEED.value)
-  except ValueError as error:
-    sys.exit(f'error: {error}')
+def write_all() -> None:
+  """What the flags ask for."""
+  folder = api.PRETRAINED / 'target'
+  if _TARGET.value != 'default':
+    folder = pathlib.Path(_TARGET.value).expanduser()
+  target = read_config(folder)
+  kinds = configs(target, _LAYERS.value, _BLOCK.value, _DRAFT_VOCAB.value)
+  write(pathlib.Path(_OUT.value), target, kinds, _SEED.value)
   print(f'{_OUT.value}: {", ".join([*kinds, "taps"])}')
+
+
+main = run.command(write_all)
 
 
 if __name__ == '__main__':

@@ -12,7 +12,6 @@ target's own answers.
 from __future__ import annotations
 
 import pathlib
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,13 +87,7 @@ def rank() -> None:
   )
 
 
-def main(argv: Sequence[str]) -> None:
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  try:
-    rank()
-  except ValueError as error:
-    sys.exit(f'error: {error}')
+main = run.command(rank)
 
 
 if __name__ == '__main__':

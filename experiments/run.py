@@ -10,12 +10,13 @@ import math
 import os
 import pathlib
 import platform
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gin
 import jax
-from absl import flags
+from absl import app, flags
 
 from specjax.weights.files import replacing
 
@@ -65,6 +66,37 @@ def flag_values(name: str) -> flags.FlagValues:
   process could not import both.
   """
   return flags.FLAGS if name == '__main__' else flags.FlagValues()
+
+
+def command(body: Callable[[], None]) -> Callable[[Sequence[str]], None]:
+  """`main` of a script: a caller's mistake is one line and no traceback."""
+
+  def main(argv: Sequence[str]) -> None:
+    if argv[1:]:
+      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+    try:
+      body()
+    except ValueError as error:
+      sys.exit(f'error: {error}')
+
+  return main
+
+
+def configured(function: Callable[..., Any]) -> tuple[pathlib.Path, Any]:
+  """Calls what the flags' gin settings configure: (run folder, result).
+
+  Exits with one line where the settings are wrong, or when interrupted.
+  """
+  values = flags.FLAGS
+  try:
+    parse(values.gin_file, values.gin_param)
+    folder = pathlib.Path(values.run_dir or default_dir(values.gin_file))
+    try:
+      return folder, gin.get_configurable(function)(run_dir=folder)
+    except KeyboardInterrupt:
+      sys.exit(f'interrupted; the same command goes on from {folder}.')
+  except (TypeError, ValueError) as error:
+    sys.exit(f'error: {error}')
 
 
 def default_dir(files: Sequence[str]) -> pathlib.Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.tables import aligned
 from specjax import metrics
 
 PLAIN = 'ar'
@@ -84,11 +85,4 @@ def as_table(summaries: Sequence[dict[str, Any]]) -> str:
         f'{s["texts_equal"]}/{s["prompts"]}',
       ]
     )
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return '\n'.join(
-    '  '.join(
-      [line[0].ljust(widths[0])]
-      + [x.rjust(w) for x, w in zip(line[1:], widths[1:], strict=True)]
-    )
-    for line in lines
-  )
+  return aligned(lines)
