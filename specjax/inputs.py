@@ -62,10 +62,10 @@ class Rows:
       filtering=cuts and not greedy,
     )
 
-  def arrays(self, bucket: int) -> tuple[Any, ...]:
+  def arrays(self, bucket: int, stops: int = 0) -> tuple[Any, ...]:
     """Tokens, lengths, keys, sampling, stops and caps, as `prefill` takes them.
 
-    Prompts are padded to `bucket` tokens.
+    Prompts are padded to `bucket` tokens, stop ids to `stops` or more.
     """
     length_B = jnp.asarray(list(map(len, self.prompts)), jnp.int32)
     return (
@@ -73,7 +73,7 @@ class Rows:
       length_B,
       row_keys(self.seeds),
       self.sampling(),
-      jnp.asarray(self.stops()),
+      jnp.asarray(self.stops(stops)),
       length_B + jnp.asarray(self.new_tokens, jnp.int32),
     )
 
@@ -84,9 +84,9 @@ class Rows:
       row[: len(ids)] = ids
     return token_BT
 
-  def stops(self) -> np.ndarray:
+  def stops(self, least: int = 0) -> np.ndarray:
     """int32[B, I], -1 padded to a multiple of 4 so that few shapes exist."""
-    width = max(4, -(-len(self.stop_ids) // 4) * 4)
+    width = -(-max(4, least, len(self.stop_ids)) // 4) * 4
     stop_BI = np.full((len(self), width), -1, np.int32)
     stop_BI[:, : len(self.stop_ids)] = self.stop_ids
     return stop_BI

@@ -5,6 +5,7 @@ from __future__ import annotations
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.types import Array, Context, TokenTree
 
@@ -17,6 +18,12 @@ def root_token(context: Context) -> Array:
 def take_rows(x: Array, index: Array) -> Array:
   """x[b, index[b]] for every b; an index is a scalar or an array per b."""
   return jax.vmap(lambda x, i: x[i])(x, index)
+
+
+def causal(batch: int, rows: int) -> Array:
+  """bool[B, T, T]: each row sees itself and what stands before it."""
+  see_TT = jnp.tril(jnp.ones((rows, rows), bool))
+  return jnp.broadcast_to(see_TT, (batch, rows, rows))
 
 
 def ancestors(parent_BN: Array) -> Array:
@@ -63,6 +70,57 @@ def chain(root_B: Array, token_BN: Array, logq_BN: Array, **kw) -> TokenTree:
     max_depth=depth,
     is_chain=True,
     **kw,
+  )
+
+
+def picked(
+  root_B: Array,
+  token_BA: Array,
+  parent_BA: Array,
+  depth_A: np.ndarray,
+  score_BA: Array,
+  pick_BN: Array,
+  valid_BN: Array,
+  *,
+  max_depth: int,
+) -> TokenTree:
+  """A tree of some entries of a pool of prefixes.
+
+  Args:
+    root_B: int32, the last committed token.
+    token_BA: int32, the last token of each prefix.
+    parent_BA: int32, the entry one token shorter; below 0 is the root.
+    depth_A: int, tokens of each.
+    score_BA: float32, summed from the root.
+    pick_BN: int32, entries in the order they get as nodes 1, 2, ...; closed
+      towards the root, parents first.
+    valid_BN: bool; what is not becomes padding, whatever it picks.
+    max_depth: of the result.
+  """
+  size, count = score_BA.shape[1], pick_BN.shape[1]
+  slot_BN = jnp.where(valid_BN, pick_BN, size)  # out of range: not written
+  pick_BN = jnp.minimum(slot_BN, size - 1)
+  node_N = jnp.arange(1, count + 1, dtype=jnp.int32)
+  node_of_BA = jax.vmap(
+    lambda i_N: jnp.zeros(size, jnp.int32).at[i_N].set(node_N, mode='drop')
+  )(slot_BN)
+  pick = lambda x_BA: jnp.take_along_axis(x_BA, pick_BN, axis=1)
+  above_BN = pick(parent_BA)
+  parent_BN = jnp.take_along_axis(node_of_BA, jnp.maximum(above_BN, 0), axis=1)
+  parent_BN = jnp.where(above_BN < 0, 0, parent_BN)
+
+  def with_root(root, x_BN, padding=0):
+    x_BN = jnp.where(valid_BN, x_BN, padding).astype(root.dtype)
+    return jnp.concatenate([root[:, None], x_BN], axis=1)
+
+  none_B = jnp.zeros_like(root_B, jnp.int32)
+  return TokenTree(
+    token_BN=with_root(root_B.astype(jnp.int32), pick(token_BA)),
+    parent_BN=with_root(none_B, parent_BN),
+    depth_BN=with_root(none_B, jnp.asarray(depth_A)[pick_BN]),
+    valid_BN=with_root(none_B == 0, valid_BN, False),
+    logq_BN=with_root(none_B.astype(jnp.float32), pick(score_BA), -jnp.inf),
+    max_depth=max_depth,
   )
 
 

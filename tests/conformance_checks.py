@@ -19,8 +19,8 @@ from specjax.decode.prefill import prefill
 from specjax.decode.round import speculative_round
 from specjax.method import SizedTree
 from specjax.models import cache as kv
+from specjax.models import transformer
 from specjax.models.layers import unembed
-from specjax.models.transformer import forward
 from specjax.verify.follow import Follow
 from specjax.weights import checkpoint
 
@@ -46,15 +46,7 @@ def full_logits(tokens: list[int]) -> jax.Array:
 
 @jax.jit
 def _full_logits(token_BT):
-  size = token_BT.shape[1]
-  out = forward(
-    fx.WEIGHTS,
-    token_BT,
-    jnp.arange(size)[None],
-    kv.empty(fx.CONFIG, 1, 1, fx.WEIGHTS.dtype),
-    jnp.zeros(1, jnp.int32),
-    jnp.tril(jnp.ones((1, size, size), bool)),
-  )
+  out = transformer.read(fx.WEIGHTS, token_BT)
   return unembed(out.hidden_BTD, fx.WEIGHTS.head)
 
 

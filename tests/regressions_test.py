@@ -8,7 +8,7 @@ import pytest
 
 import specjax
 from specjax import sampling, tree_ops
-from specjax.models import cache, layers, transformer
+from specjax.models import layers, transformer
 
 
 @pytest.mark.parametrize('nodes', [1, 2])
@@ -103,14 +103,7 @@ def test_noise_belongs_to_positions():
   weights = decoder.params.target
   for token in out.tokens[0]:
     t = len(ids)
-    hidden = transformer.forward(
-      weights,
-      jnp.asarray([ids]),
-      jnp.arange(t)[None],
-      cache.empty(weights.config, 1, 128, jnp.float32),
-      jnp.zeros(1, jnp.int32),
-      jnp.tril(jnp.ones((1, t, t), bool)),
-    ).hidden_BTD
+    hidden = transformer.read(weights, jnp.asarray([ids])).hidden_BTD
     logits = layers.unembed(hidden[:, -1:], weights.head)[0, 0]
     noise = sampling.noise(sampling.row_keys([4]), jnp.asarray([t]), 1, 260)
     assert int(jnp.argmax(logits + noise[0, 0])) == token

@@ -14,7 +14,7 @@ from specjax.method import Method
 from specjax.models import cache as kv
 from specjax.models.layers import unembed
 from specjax.models.transformer import forward
-from specjax.tree_ops import take_rows
+from specjax.tree_ops import causal, take_rows
 from specjax.types import (
   Accepted,
   Array,
@@ -85,9 +85,7 @@ def prefill(
       f'(capacity is {capacity}); use bucket_for and capacity_for.'
     )
   target = params.target
-  mask_BTT = jnp.broadcast_to(
-    jnp.tril(jnp.ones((chunk, chunk), bool)), (b, chunk, chunk)
-  )
+  mask_BTT = causal(b, chunk)
 
   def read(carry, first):
     cache, draft, last_BD = carry

@@ -14,7 +14,7 @@ from specjax.models import transformer
 from specjax.models.config import ModelConfig
 from specjax.models.names import Tensor, layer_tensors
 from specjax.models.rope import rotate, rotation
-from specjax.tree_ops import root_token
+from specjax.tree_ops import causal, root_token
 from specjax.types import (
   Accepted,
   Array,
@@ -169,7 +169,7 @@ class DFlash:
     anchor_B1 = root_token(context)[:, None]
     b, t = anchor_B1.shape[0], self.block
     masks_BT = jnp.full((b, t - 1), self.mask_id, jnp.int32)
-    see_TT = jnp.ones((t, t), bool)
+    see_BTT = causal(b, t) if self.causal else jnp.ones((b, t, t), bool)
     last = self.config.layers - 1
     out = transformer.forward(
       transformer.Weights(
@@ -183,7 +183,7 @@ class DFlash:
       start_B[:, None] + jnp.arange(t),
       state,
       start_B,
-      jnp.broadcast_to(jnp.tril(see_TT) if self.causal else see_TT, (b, t, t)),
+      see_BTT,
       taps=(last,),
     )
     return Hidden(raw_BTD=out.taps_BTE[:, 1:], normed_BTD=out.hidden_BTD[:, 1:])

@@ -13,6 +13,7 @@ from specjax.drafters.scratch import Scratch
 from specjax.models import cache as kv
 from specjax.models import names, transformer
 from specjax.models.config import ModelConfig
+from specjax.tree_ops import causal
 from specjax.types import (
   Accepted,
   Array,
@@ -74,9 +75,7 @@ class DraftModel:
     before_B = jnp.maximum(root_B - 1, 0)
     position_BT = jnp.stack([before_B, root_B], axis=1)
     token_BT = jnp.take_along_axis(round.context.tokens_BT, position_BT, axis=1)
-    mask_BTT = jnp.broadcast_to(
-      jnp.tril(jnp.ones((2, 2), bool)), (*token_BT.shape, 2)
-    )
+    mask_BTT = causal(*token_BT.shape)
     # A root at position 0 has nothing before it and must not see its double.
     mask_BTT = mask_BTT.at[:, 1, 0].set(root_B > 0)
     out = transformer.forward(
@@ -142,7 +141,7 @@ class DraftModel:
       start_B[:, None] + jnp.arange(p),
       state,
       start_B,
-      jnp.broadcast_to(jnp.tril(jnp.ones((p, p), bool)), (b, p, p)),
+      causal(b, p),
     )
     return kv.write(state, out.rows, start_B)
 

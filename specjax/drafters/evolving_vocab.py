@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax.drafters import vocab_buffer
 from specjax.drafters.vocab_buffer import STATIC, Buffer, Index, Rule
-from specjax.models.names import Tensor
+from specjax.drafters.wrapper import Wrapper
 from specjax.types import (
   Accepted,
   Array,
@@ -68,7 +68,7 @@ class Scratch:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvolvingVocab:
+class EvolvingVocab(Wrapper):
   """Lets a drafter propose a fixed list and a buffer of rare tokens.
 
   After Zhang et al., "Evolving Speculative Decoding via Real-Time Vocabulary
@@ -80,31 +80,12 @@ class EvolvingVocab:
   The buffer changes between rounds only, by what was committed before, and its
   rows are in the softmax that drafts are drawn from; so every rule of
   verification stays exact. Its rows come from the inner drafter's whole head,
-  few at a time. A checkpoint holds the inner drafter: `init` and `tensors` are
-  its own, and `specjax.vocab.evospec` adds the rest.
+  few at a time: it has one for every token. `specjax.vocab.evospec` adds what a
+  checkpoint of the inner drafter lacks.
   """
 
-  inner: Any  # a Drafter whose head has a row for every token
   buffer: int  # slots
   rule: Rule = dataclasses.field(default_factory=Rule)
-
-  @property
-  def taps(self) -> tuple[int, ...]:
-    return self.inner.taps
-
-  @property
-  def shared_rows(self) -> bool:
-    return self.inner.shared_rows
-
-  @property
-  def max_depth(self) -> int | None:
-    return self.inner.max_depth
-
-  def init(self, key: Array, target_config: Any) -> Any:
-    return self.inner.init(key, target_config)
-
-  def tensors(self) -> list[Tensor]:
-    return self.inner.tensors()
 
   def head(self, params: Evolving, target) -> Head:
     """The fixed part; a sequence's own rows are in its state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from specjax.models.names import Tensor
+from specjax.drafters.wrapper import Wrapper
 from specjax.types import (
   Accepted,
   Array,
@@ -33,7 +33,7 @@ class Trimmed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrimmedVocab:
+class TrimmedVocab(Wrapper):
   """Lets a drafter propose a list's tokens only; all else is the drafter's.
 
   Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language Models via
@@ -41,29 +41,8 @@ class TrimmedVocab:
   the rows that are left. Verification keeps the whole vocabulary, so that a
   token without a row comes from the target alone and no law changes.
 
-  A checkpoint holds the inner drafter: `init` and `tensors` are its own, and
-  `specjax.vocab.fr_spec` adds the rows.
+  The inner drafter has a head; `specjax.vocab.fr_spec` cuts the rows.
   """
-
-  inner: Any  # a Drafter whose head is not None
-
-  @property
-  def taps(self) -> tuple[int, ...]:
-    return self.inner.taps
-
-  @property
-  def shared_rows(self) -> bool:
-    return self.inner.shared_rows
-
-  @property
-  def max_depth(self) -> int | None:
-    return self.inner.max_depth
-
-  def init(self, key: Array, target_config: Any) -> Any:
-    return self.inner.init(key, target_config)
-
-  def tensors(self) -> list[Tensor]:
-    return self.inner.tensors()
 
   def head(self, params: Trimmed, target) -> Head:
     return Head(params.rows_VD, params.id_V)

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from specjax.checks import check_whole
@@ -58,11 +57,8 @@ class Plan:
 
   def arrays(self, rows: Rows, bucket: int) -> tuple[Any, ...]:
     """A row as `prefill` takes it, in the shapes of every other."""
-    token_BT, length_B, key_B, sampling, _, limit_B = rows.arrays(bucket)
-    stop_BI = np.full((len(rows), STOPS), -1, np.int32)
-    stop_BI[:, : len(rows.stop_ids)] = rows.stop_ids
-    law = self.law(sampling)
-    return token_BT, length_B, key_B, law, jnp.asarray(stop_BI), limit_B
+    arrays = rows.arrays(bucket, STOPS)
+    return *arrays[:3], self.law(arrays[3]), *arrays[4:]
 
 
 @struct

@@ -8,9 +8,10 @@ from jax import lax
 
 from pallas_kernels.tree_attention.api import tree_attention
 from specjax.models import layers as nn
-from specjax.models.cache import KVCache, concat
+from specjax.models.cache import KVCache, concat, empty
 from specjax.models.config import ModelConfig
 from specjax.models.rope import rotation
+from specjax.tree_ops import causal
 from specjax.types import Array, static, struct
 
 
@@ -225,6 +226,22 @@ def forward(
     hidden_BTD=nn.rms_norm(x_BTD, weights.norm_D, config.eps),
     taps_BTE=taps_BTE,
     rows=once_over(rows, x_BTD),
+  )
+
+
+def read(
+  weights: Weights, token_BT: Array, *, taps: tuple[int, ...] = ()
+) -> Output:
+  """A pass over whole texts from position 0, without a cache."""
+  b, t = token_BT.shape
+  return forward(
+    weights,
+    token_BT,
+    jnp.broadcast_to(jnp.arange(t), (b, t)),
+    empty(weights.config, b, 1, weights.dtype),
+    jnp.zeros(b, jnp.int32),
+    causal(b, t),
+    taps=taps,
   )
 
 

@@ -103,7 +103,7 @@ class Beam:
       base += last.score_BA.shape[1]
       pick_BW = top_k(levels[-1].score_BA, k)[1]
       row_BW = pick_BW // k
-    return self._best(root_B[:, None], levels), scratch
+    return self._best(root_B, levels), scratch
 
   def _level(
     self, candidates: Candidates, score_BW: Array, place_BW: Array
@@ -124,37 +124,22 @@ class Beam:
       parent_BA=place_BWC.reshape(b, -1).astype(jnp.int32),
     )
 
-  def _best(self, root_B1: Array, levels: list[Level]) -> TokenTree:
+  def _best(self, root_B: Array, levels: list[Level]) -> TokenTree:
     """The best candidates in their own order, which is breadth first."""
     pool = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *levels)
     depth_A = depths(self.max_depth, self.width)
-    budget, size = self.nodes - 1, len(depth_A)
-    score_BN, place_BN = top_k(pool.score_BA, budget)
+    size = len(depth_A)
+    score_BN, place_BN = top_k(pool.score_BA, self.nodes - 1)
     # What is no candidate goes last.
     place_BN = jnp.sort(jnp.where(score_BN > -jnp.inf, place_BN, size), axis=1)
-    valid_BN = place_BN < size
-    node_N = jnp.arange(1, budget + 1)
-    node_of_BA = jax.vmap(
-      lambda i_N: jnp.zeros(size, jnp.int32).at[i_N].set(node_N, mode='drop')
-    )(place_BN)
-    pick = lambda x_BA: jnp.take_along_axis(
-      x_BA, jnp.minimum(place_BN, size - 1), axis=1
-    )
-    keep = lambda x_BN: jnp.where(valid_BN, x_BN, 0).astype(jnp.int32)
-    above_BN = pick(pool.parent_BA)
-    parent_BN = jnp.take_along_axis(
-      node_of_BA, jnp.maximum(above_BN, 0), axis=1
-    )
-    parent_BN = jnp.where(above_BN < 0, 0, parent_BN)
-    score_BN = jnp.where(valid_BN, pick(pool.score_BA), -jnp.inf)
-    with_root = lambda root_B1, x_BN: jnp.concatenate([root_B1, x_BN], axis=1)
-    zero_B1 = jnp.zeros_like(root_B1)
-    return TokenTree(
-      token_BN=with_root(root_B1, keep(pick(pool.token_BA))),
-      parent_BN=with_root(zero_B1, keep(parent_BN)),
-      depth_BN=with_root(zero_B1, keep(pick(jnp.asarray(depth_A)[None]))),
-      valid_BN=with_root(zero_B1 == 0, valid_BN),
-      logq_BN=with_root(zero_B1.astype(jnp.float32), score_BN),
+    return tree_ops.picked(
+      root_B,
+      pool.token_BA,
+      pool.parent_BA,
+      depth_A,
+      pool.score_BA,
+      place_BN,
+      place_BN < size,
       max_depth=self.max_depth,
     )
 

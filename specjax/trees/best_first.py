@@ -101,7 +101,7 @@ class BestFirst:
       )
       candidates, scratch = expand(scratch, frontier)
       beams.append(self._longer(beams[-1], candidates))
-    return self._best(root_B1, beams), scratch
+    return self._best(root_B1[:, 0], beams), scratch
 
   def _longer(self, beam: Beam, candidates: Candidates) -> Beam:
     """The best prefixes that are one token longer."""
@@ -127,36 +127,20 @@ class BestFirst:
       parent_BW=pad(jnp.asarray(i_A)[pick_BW], 0),
     )
 
-  def _best(self, root_B1: Array, beams: list[Beam]) -> TokenTree:
+  def _best(self, root_B: Array, beams: list[Beam]) -> TokenTree:
     """The best of all lengths; shorter first where equal, parents first."""
     budget = self.nodes - 1
     flat = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *beams)
     score_BW, pick_BW = top_k(flat.score_BW, budget)
-    valid_BW = score_BW > -jnp.inf
-    pick = lambda x_BA: jnp.take_along_axis(x_BA, pick_BW, axis=1)
-    keep = lambda x_BW: jnp.where(valid_BW, x_BW, 0).astype(jnp.int32)
-    depth_BW = pick_BW // budget + 1
-    # Where in the pool the parent stands, and which node that became.
-    above_BW = (depth_BW - 2) * budget + pick(flat.parent_BW)
-    node_of_BA = jax.vmap(
-      lambda i_W: (
-        jnp.zeros(flat.score_BW.shape[1], jnp.int32)
-        .at[i_W]
-        .set(jnp.arange(1, budget + 1))
-      )
-    )(pick_BW)
-    parent_BW = jnp.take_along_axis(
-      node_of_BA, jnp.maximum(above_BW, 0), axis=1
-    )
-    parent_BW = jnp.where(depth_BW == 1, 0, parent_BW)
-    with_root = lambda root_B1, x_BW: jnp.concatenate([root_B1, x_BW], axis=1)
-    zero_B1 = jnp.zeros_like(root_B1)
-    return TokenTree(
-      token_BN=with_root(root_B1, keep(pick(flat.token_BW))),
-      parent_BN=with_root(zero_B1, keep(parent_BW)),
-      depth_BN=with_root(zero_B1, keep(depth_BW)),
-      valid_BN=with_root(zero_B1 == 0, valid_BW),
-      logq_BN=with_root(zero_B1.astype(jnp.float32), score_BW),
+    depth_A = np.repeat(np.arange(1, len(beams) + 1), budget)
+    return tree_ops.picked(
+      root_B,
+      flat.token_BW,
+      flat.parent_BW + (depth_A - 2) * budget,  # below 0 for the shortest
+      depth_A,
+      flat.score_BW,
+      pick_BW,
+      score_BW > -jnp.inf,
       max_depth=self.max_depth,
     )
 

@@ -10,9 +10,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels.top_k import top_k
+from specjax import tree_ops
 from specjax.types import Array, TokenTree, struct
 
 # Probability that candidates leave to all other tokens, at least.
@@ -137,32 +139,16 @@ def select(
   utility_BN, pick_BN = top_k(utility_BA, budget)
   least = math.log(tau) if tau > 0 else -math.inf
   valid_BN = (utility_BN > -jnp.inf) & (utility_BN >= least)
-  pick = lambda x_BTW: jnp.take_along_axis(
-    x_BTW.reshape(b, -1), pick_BN, axis=1
-  )
-  number_N = jnp.arange(1, budget + 1, dtype=jnp.int32)
-  number_of_BA = jax.vmap(
-    lambda i_N: jnp.zeros(t * w, jnp.int32).at[i_N].set(number_N)
-  )(pick_BN)
-  depth_BN = pick_BN // w + 1
-  above_BN = (depth_BN - 2) * w + pick(parent_BTW)
-  parent_BN = jnp.take_along_axis(
-    number_of_BA, jnp.maximum(above_BN, 0), axis=1
-  )
-  parent_BN = jnp.where(depth_BN == 1, 0, parent_BN)
-
-  def row(root, x_BN, padding=0):
-    x_BN = jnp.where(valid_BN, x_BN, padding)
-    x_BN = jnp.concatenate([root[:, None], x_BN.astype(root.dtype)], axis=1)
-    missing = ((0, 0), (0, nodes - 1 - budget))
-    return jnp.pad(x_BN, missing, constant_values=padding)
-
-  none_B = jnp.zeros(b, jnp.int32)
-  return TokenTree(
-    token_BN=row(root_B.astype(jnp.int32), pick(token_BTW)),
-    parent_BN=row(none_B, parent_BN),
-    depth_BN=row(none_B, depth_BN),
-    valid_BN=row(none_B == 0, valid_BN, False),
-    logq_BN=row(jnp.zeros(b), pick(reach_BTW), -jnp.inf),
+  missing = ((0, 0), (0, nodes - 1 - budget))
+  depth_A = np.repeat(np.arange(1, t + 1), w)
+  flat = lambda x_BTW: x_BTW.reshape(b, -1)
+  return tree_ops.picked(
+    root_B,
+    flat(token_BTW),
+    flat(parent_BTW) + (depth_A - 2) * w,  # below 0 for the shortest
+    depth_A,
+    flat(reach_BTW),
+    jnp.pad(pick_BN, missing),
+    jnp.pad(valid_BN, missing),
     max_depth=t,
   )

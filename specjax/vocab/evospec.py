@@ -48,15 +48,7 @@ class EvoSpec:
 
   def check(self, method: Method, target_config: ModelConfig) -> None:
     """See `method.Vocabulary`; a pruned head is known by its weights only."""
-    check_drafter(method)
-    id_V = chosen(self.ranks, self.size, target_config.vocab)
-    room = target_config.vocab - len(id_V)
-    if not whole(self.buffer) or not 0 <= self.buffer <= room:
-      raise ValueError(
-        f'buffer is {self.buffer!r}; beside a list of {len(id_V)} the target '
-        f'has {room} tokens, so give 0 (none) to that many.'
-      )
-    self._rule(*self._indices(target_config.vocab))
+    self._read(method, target_config.vocab)
 
   def wrap(self, method: Method, params: Params) -> tuple[Method, Params]:
     """See `method.Vocabulary`.
@@ -66,11 +58,10 @@ class EvoSpec:
         few tokens for, a source without its index, an index of another
         vocabulary, or see `ranks.chosen`.
     """
-    self.check(method, params.target.config)
-    if self.buffer == 0:
-      return FrSpec(ranks=self.ranks, size=self.size).wrap(method, params)
     vocab = params.target.config.vocab
-    id_V = chosen(self.ranks, self.size, vocab)
+    id_V, rule, (semantic, statistical) = self._read(method, vocab)
+    if self.buffer == 0:
+      return FrSpec(ranks=id_V).wrap(method, params)
     head = head_of(method, params)
     rows = head.rows_VD.shape[0]
     if head.id_V is not None or rows != vocab:
@@ -79,22 +70,30 @@ class EvoSpec:
         f'for {vocab} tokens), and a rare token needs a row to enter the '
         'buffer. Take a drafter with a whole head, or FrSpec.'
       )
-    semantic, statistical = self._indices(vocab)
-    drafter = EvolvingVocab(
-      inner=method.drafter,
-      buffer=self.buffer,
-      rule=self._rule(semantic, statistical),
-    )
+    drafter = EvolvingVocab(inner=method.drafter, buffer=self.buffer, rule=rule)
     evolving = Evolving(
       inner=params.drafter,
       rows_VD=jnp.take(head.rows_VD, jnp.asarray(id_V), axis=0),
       id_V=jnp.asarray(id_V),
-      semantic=semantic if 'd' in drafter.rule.sources else None,
-      statistical=statistical if 'e' in drafter.rule.sources else None,
+      semantic=semantic if 'd' in rule.sources else None,
+      statistical=statistical if 'e' in rule.sources else None,
     )
     return dataclasses.replace(method, drafter=drafter), params.replace(
       drafter=evolving
     )
+
+  def _read(self, method: Method, vocab: int):
+    """(ids, rule, indices), checked; files are read here alone."""
+    check_drafter(method)
+    id_V = chosen(self.ranks, self.size, vocab)
+    room = vocab - len(id_V)
+    if not whole(self.buffer) or not 0 <= self.buffer <= room:
+      raise ValueError(
+        f'buffer is {self.buffer!r}; beside a list of {len(id_V)} the target '
+        f'has {room} tokens, so give 0 (none) to that many.'
+      )
+    indices = self._indices(vocab)
+    return id_V, self._rule(*indices), indices
 
   def _indices(self, vocab: int) -> tuple[Index | None, Index | None]:
     """Both as arrays, checked."""

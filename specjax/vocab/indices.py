@@ -15,14 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from pallas_kernels.top_k import top_k
 from specjax.checks import check_whole
 from specjax.drafters.vocab_buffer import Index
 from specjax.types import Array, struct
 from specjax.vocab.ranks import count_tokens
-from specjax.weights.files import replacing
+from specjax.weights.files import write_tensors
 
 FORMAT = 'specjax vocabulary indices'
 
@@ -196,10 +195,7 @@ def save_indices(
     if index is not None:
       tensors[f'{name}_id'] = np.asarray(index.id_VC, np.int32)
       tensors[f'{name}_weight'] = np.asarray(index.weight_VC, np.float16)
-  with replacing(pathlib.Path(path)) as part:
-    mode = part.stat().st_mode
-    save_file(tensors, part, metadata={'format': FORMAT, 'corpus': corpus})
-    part.chmod(mode)  # safetensors 0.8 writes for the owner only
+  write_tensors(path, tensors, {'format': FORMAT, 'corpus': corpus})
 
 
 def load_indices(path: str | os.PathLike) -> Indices:

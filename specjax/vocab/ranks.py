@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from specjax.checks import whole
-from specjax.weights.files import read_json, replacing
+from specjax.weights.files import read_json, write_tensors
 
 FORMAT = 'specjax token ranks'
 TOKENIZERS = ('tokenizer.json', 'bytes.json')
@@ -132,10 +131,7 @@ def save_ranks(ranks: Ranks, path: str | os.PathLike) -> None:
     'tokenizer': ranks.tokenizer,
     'coverage': repr(float(ranks.coverage)),
   }
-  with replacing(pathlib.Path(path)) as part:
-    mode = part.stat().st_mode
-    save_file(tensors, part, metadata=metadata)
-    part.chmod(mode)  # safetensors 0.8 writes for the owner only
+  write_tensors(path, tensors, metadata)
 
 
 def load_ranks(path: str | os.PathLike) -> Ranks | list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax.models import cache as kv
 from specjax.models import transformer
 from specjax.types import Array, Head, struct
 from specjax.vocab import lora
@@ -39,24 +38,12 @@ def over_texts(
   """
 
   def draft(adapters, example: Place, id_NA: Array) -> Array:
-    hidden_KTD = _read(lora.merge(weights, adapters, scale), token_KT)
+    adapted = lora.merge(weights, adapters, scale)
+    hidden_KTD = transformer.read(adapted, token_KT).hidden_BTD
     row_N = example.text_N % token_KT.shape[0]
     return _log_probs(hidden_KTD[row_N, example.position_N], head, id_NA)
 
   return draft
-
-
-def _read(weights: transformer.Weights, token_KT: Array) -> Array:
-  """Hidden states of texts that begin at position 0."""
-  n, t = token_KT.shape
-  return transformer.forward(
-    weights,
-    token_KT,
-    jnp.broadcast_to(jnp.arange(t), (n, t)),
-    kv.empty(weights.config, n, 1, weights.dtype),
-    jnp.zeros(n, jnp.int32),
-    jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (n, t, t)),
-  ).hidden_BTD
 
 
 def _log_probs(hidden_ND: Array, head: Head, id_NA: Array) -> Array:

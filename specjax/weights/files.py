@@ -9,12 +9,13 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  numpy learns bfloat16 from it
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 CONFIG = 'config.json'
 WEIGHTS = 'model.safetensors'
@@ -98,3 +99,21 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     os.replace(part, path)
   finally:
     part.unlink(missing_ok=True)
+
+
+def write_tensors(
+  path: str | os.PathLike,
+  tensors: Mapping[str, np.ndarray],
+  metadata: Mapping[str, str],
+) -> None:
+  """Replaces a safetensors file as a whole."""
+  with replacing(pathlib.Path(path)) as part:
+    mode = part.stat().st_mode
+    save_file(dict(tensors), part, metadata=dict(metadata))
+    part.chmod(mode)  # safetensors 0.8 writes for the owner only
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+  """Replaces a JSON file as a whole."""
+  with replacing(pathlib.Path(path)) as part:
+    part.write_text(json.dumps(value, indent=2) + '\n')

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
 from specjax.models.config import ModelConfig, from_hf, to_hf
 from specjax.models.names import Tensor, target_tensors
@@ -31,7 +29,8 @@ from specjax.weights.files import (
   Stored,
   opened,
   read_settings,
-  replacing,
+  write_json,
+  write_tensors,
 )
 from specjax.weights.leaves import leaves_by_path
 
@@ -135,12 +134,11 @@ def save_target(weights: Weights, folder: Path) -> None:
   config = dataclasses.replace(
     weights.config, dtype=jnp.dtype(weights.dtype).name
   )
-  text = json.dumps(to_hf(config), indent=2) + '\n'
+  settings = to_hf(config)  # raises before anything is written
   folder.mkdir(parents=True, exist_ok=True)
   rows = target_tensors(config, stacked=len(weights.layers) < config.layers)
   save_tensors(weights, rows, folder / WEIGHTS)
-  with replacing(folder / CONFIG) as part:
-    part.write_text(text)
+  write_json(folder / CONFIG, settings)
 
 
 def save_tensors(tree: Any, rows: Sequence[Tensor], file: Path) -> None:
@@ -161,10 +159,7 @@ def save_tensors(tree: Any, rows: Sequence[Tensor], file: Path) -> None:
       if row.transpose:
         part = part.swapaxes(-1, -2)
       tensors[name] = np.ascontiguousarray(part)
-  with replacing(pathlib.Path(file)) as part:
-    mode = part.stat().st_mode
-    save_file(tensors, part, metadata={'format': 'pt'})
-    part.chmod(mode)  # safetensors 0.8 writes for the owner only
+  write_tensors(file, tensors, {'format': 'pt'})
 
 
 def _check_rows(rows: Sequence[Tensor], leaves: Mapping) -> dict[str, Tensor]:

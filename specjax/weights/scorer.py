@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from typing import Any
 
 from specjax.models.config import ModelConfig
-from specjax.weights.files import CONFIG, WEIGHTS, read_settings, replacing
+from specjax.weights.files import CONFIG, WEIGHTS, read_settings, write_json
 from specjax.weights.safetensors import Path, save_tensors
 
 
@@ -37,8 +36,7 @@ def save_scorer(
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   save_tensors(params, method.tree.tensors(), folder / WEIGHTS)
-  with replacing(folder / CONFIG) as part:
-    part.write_text(json.dumps(settings(method, target), indent=2) + '\n')
+  write_json(folder / CONFIG, settings(method, target))
 
 
 def check_scorer(folder: Path, method: Any, target: ModelConfig) -> None:

@@ -9,8 +9,7 @@ from conformance_checks import full_logits
 
 from specjax.decode.loop import decode
 from specjax.decode.prefill import CHUNK, bucket_for, capacity_for, prefill
-from specjax.models import cache as kv
-from specjax.models.transformer import forward
+from specjax.models import transformer
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -86,15 +85,7 @@ class TestBuckets:
 
 @jax.jit
 def _pass(token_BT):
-  b, t = token_BT.shape
-  return forward(
-    fx.WEIGHTS,
-    token_BT,
-    jnp.broadcast_to(jnp.arange(t), (b, t)),
-    kv.empty(fx.CONFIG, b, 1, fx.WEIGHTS.dtype),
-    jnp.zeros(b, jnp.int32),
-    jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (b, t, t)),
-  )
+  return transformer.read(fx.WEIGHTS, token_BT)
 
 
 class TestCapacity:

@@ -15,7 +15,7 @@ from specjax.decode.prefill import prefill
 from specjax.decode.round import open_round
 from specjax.drafters.draft_model import DraftModel
 from specjax.methods import ar, draft_model
-from specjax.models import cache, config, transformer
+from specjax.models import config, transformer
 from specjax.models.layers import unembed
 from specjax.types import (
   Accepted,
@@ -104,15 +104,7 @@ def text(method, weights, heat_B, new=16):
 @jax.jit
 def fresh(weights, token_BT):
   """A causal pass without a cache: its rows, and log-probabilities."""
-  b, t = token_BT.shape
-  out = transformer.forward(
-    weights,
-    token_BT,
-    jnp.broadcast_to(jnp.arange(t), (b, t)),
-    cache.empty(weights.config, b, 1, weights.dtype),
-    jnp.zeros(b, jnp.int32),
-    jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (b, t, t)),
-  )
+  out = transformer.read(weights, token_BT)
   logits_BTV = unembed(out.hidden_BTD, weights.head)
   return out.rows, jax.nn.log_softmax(logits_BTV, axis=-1)
 

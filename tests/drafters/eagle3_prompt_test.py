@@ -11,17 +11,14 @@ import pytest
 
 from specjax.drafters.eagle3 import network
 from specjax.models import cache as kv
-from specjax.models.transformer import forward
+from specjax.models import transformer
+from specjax.tree_ops import causal
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 # Shorter than, equal to and longer than chunks of 256, and of several.
 LENGTHS = (1, 2, 255, 256, 257, 300, 512, 513)
 CASE = fx.make_case('eagle3')
-
-
-def causal(t):
-  return jnp.tril(jnp.ones((1, t, t), bool))
 
 
 @pytest.fixture(scope='module')
@@ -43,15 +40,7 @@ def in_one_pass(token_1T):
   position_1T = jnp.arange(t)[None]
   none = jnp.zeros(1, jnp.int32)
   drafter = CASE.method.drafter
-  out = forward(
-    fx.WEIGHTS,
-    token_1T,
-    position_1T,
-    kv.empty(fx.CONFIG, 1, 1, fx.WEIGHTS.dtype),
-    none,
-    causal(t),
-    taps=drafter.taps,
-  )
+  out = transformer.read(fx.WEIGHTS, token_1T, taps=drafter.taps)
   settings, params = drafter.settings, CASE.params.drafter
   read = network.read(
     settings,
@@ -62,7 +51,7 @@ def in_one_pass(token_1T):
     position_1T,
     kv.empty(settings.config, 1, 1, fx.WEIGHTS.dtype),
     none,
-    causal(t),
+    causal(1, t),
   )
   return read.rows, out.taps_BTE[0]
 

@@ -15,7 +15,6 @@ from specjax import metrics
 from specjax.decode.loop import decode
 from specjax.decoder import Decoder
 from specjax.methods import ar, draft_model
-from specjax.models import cache as kv
 from specjax.models import transformer
 from specjax.models.config import to_hf
 from specjax.models.layers import unembed
@@ -89,15 +88,7 @@ def first_ring(made, ids, rounds=4):
 @jax.jit
 def laws(weights, token_T):
   """float32[T, V], by a pass of its own."""
-  n = len(token_T)
-  out = transformer.forward(
-    weights,
-    token_T[None],
-    jnp.arange(n)[None],
-    kv.empty(fx.CONFIG, 1, 1, weights.dtype),
-    jnp.zeros(1, jnp.int32),
-    jnp.tril(jnp.ones((1, n, n), bool)),
-  )
+  out = transformer.read(weights, token_T[None])
   return jax.nn.log_softmax(unembed(out.hidden_BTD, weights.head)[0], axis=-1)
 
 

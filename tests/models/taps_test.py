@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models import cache, config, transformer
+from specjax.models import config, transformer
 
 
 def test_an_input_is_the_output_before():
@@ -25,15 +25,5 @@ def test_taps_that_do_not_fit(taps):
 
 
 def _taps(weights, taps):
-  sizes = weights.config
-  t = 3
-  out = transformer.forward(
-    weights,
-    jnp.arange(t)[None],
-    jnp.arange(t)[None],
-    cache.empty(sizes, 1, 128, jnp.float32),
-    jnp.zeros(1, jnp.int32),
-    jnp.tril(jnp.ones((1, t, t), bool)),
-    taps=taps,
-  )
+  out = transformer.read(weights, jnp.arange(3)[None], taps=taps)
   return np.asarray(out.taps_BTE)

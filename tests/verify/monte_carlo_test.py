@@ -26,7 +26,7 @@ from specjax.decode.loop import decode
 from specjax.decode.prefill import prefill
 from specjax.drafters.draft_model import DraftModel
 from specjax.method import Method
-from specjax.models import cache, config, transformer
+from specjax.models import config, transformer
 from specjax.models.layers import unembed
 from specjax.trees.chain import Chain
 from specjax.types import (
@@ -209,15 +209,8 @@ def _law_after(name, prompt):
   token_BT = jnp.asarray(
     np.concatenate([np.tile(prompt, (len(tails), 1)), tails], axis=1)
   )
-  b, t = token_BT.shape
-  out = transformer.forward(
-    params().target,
-    token_BT,
-    jnp.broadcast_to(jnp.arange(t), (b, t)),
-    cache.empty(CONFIG, b, 1, jnp.float32),
-    jnp.zeros(b, jnp.int32),
-    jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (b, t, t)),
-  )
+  b = len(tails)
+  out = transformer.read(params().target, token_BT)
   heat, k, p = SETTINGS[name]
   settings = Sampling(
     temperature_B=jnp.full(b, heat),

@@ -19,7 +19,7 @@ from specjax.decode.loop import decode
 from specjax.decode.prefill import prefill
 from specjax.drafters.draft_model import DraftModel
 from specjax.method import Method
-from specjax.models import cache, config, transformer
+from specjax.models import config, transformer
 from specjax.models.layers import unembed
 from specjax.trees.chain import Chain
 from specjax.types import Params, Sampling
@@ -53,15 +53,8 @@ def exact_law():
   """float64[V, V, V] after the prompt, from one pass over all texts."""
   tails = np.array(list(itertools.product(range(V), repeat=NEW)))
   token_BT = jnp.asarray(np.c_[np.tile(PROMPT, (len(tails), 1)), tails])
-  b, t = token_BT.shape
-  out = transformer.forward(
-    PARAMS.target,
-    token_BT,
-    jnp.broadcast_to(jnp.arange(t), (b, t)),
-    cache.empty(CONFIG, b, 1, jnp.float32),
-    jnp.zeros(b, jnp.int32),
-    jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (b, t, t)),
-  )
+  b = len(tails)
+  out = transformer.read(PARAMS.target, token_BT)
   logits_BTV = unembed(out.hidden_BTD, PARAMS.target.head)
   p_BTV = np.asarray(jax.nn.softmax(logits_BTV), np.float64)
   first = len(PROMPT) - 1

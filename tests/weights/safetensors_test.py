@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from specjax.models import config as configs
 from specjax.models import transformer
 from specjax.models.names import Tensor, target_tensors
-from specjax.weights import safetensors
+from specjax.weights import files
 from specjax.weights.safetensors import (
   load_target,
   load_tensors,
@@ -128,7 +128,7 @@ def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path.write_bytes(b'half')
     raise OSError('no space left')
 
-  monkeypatch.setattr(safetensors, 'save_file', full_disk)
+  monkeypatch.setattr(files, 'save_file', full_disk)
   with pytest.raises(OSError, match='no space'):
     save_tensors({'a': jnp.zeros(3)}, rows, tmp_path / 'f')
   np.testing.assert_array_equal(load_file(tmp_path / 'f')['x'], 1)

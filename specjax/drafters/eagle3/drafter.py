@@ -17,7 +17,7 @@ from specjax.drafters.scratch import Scratch
 from specjax.models import cache as kv
 from specjax.models import transformer
 from specjax.models.names import Tensor
-from specjax.tree_ops import take_rows
+from specjax.tree_ops import causal, take_rows
 from specjax.types import (
   Accepted,
   Array,
@@ -130,7 +130,7 @@ class Eagle3:
       position_BR,
       state.cache,
       start_B,
-      _causal(*position_BR.shape),
+      causal(*position_BR.shape),
     )
     last = lambda x_BTD: take_rows(x_BTD, state.count_B - 1)[:, None]
     b, c = len(root_B), self.settings.config
@@ -211,7 +211,7 @@ class Eagle3:
       at_B[:, None] + jnp.arange(token_BP.shape[1]),
       state.cache,
       at_B,
-      _causal(*token_BP.shape),
+      causal(*token_BP.shape),
     )
     # A prompt that ended before this chunk writes behind its rows.
     last_B1E = take_rows(taps_BPE, jnp.maximum(accepted.length_B - 1, 0))[
@@ -243,8 +243,3 @@ class Eagle3:
       depth,
       features=scratch.ask.features,
     )
-
-
-def _causal(batch: int, rows: int) -> Array:
-  see_TT = jnp.tril(jnp.ones((rows, rows), bool))
-  return jnp.broadcast_to(see_TT, (batch, rows, rows))
