@@ -1,25 +1,19 @@
 """Which target layers a drafter fuses, told by the features themselves."""
 
+import eagle3_fixture
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle3_fixture import TARGET
 
 from specjax.drafters.eagle3.drafter import Eagle3
 from specjax.drafters.eagle3.layer_ids import KEY, layer_inputs_of, rule
 from specjax.drafters.eagle3.layout import from_hf
 from specjax.models import cache, config, transformer
 
-TARGET = config.tiny(vocab=20, width=8, layers=8)
 HF = {
-  'architectures': ['LlamaForCausalLMEagle3'],
-  'vocab_size': 20,
-  'hidden_size': 8,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'head_dim': 4,
-  'intermediate_size': 12,
-  'draft_vocab_size': 12,
+  **eagle3_fixture.HF,
   'rms_norm_eps': 1e-5,
 }
 

@@ -2,31 +2,24 @@
 
 import re
 
+import eagle3_fixture
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle3_fixture import TARGET
 
 from specjax.drafters.eagle3.layer_ids import KEY
 from specjax.drafters.eagle3.layout import NESTED, from_hf
 from specjax.drafters.eagle3.names import by_canonical, canonical
 from specjax.drafters.eagle3.weights import abstract, target_ids, tensors
 from specjax.methods import eagle3
-from specjax.models import config
 from specjax.trees.beam import Beam
 from specjax.trees.chain import Chain
 from specjax.types import Ask
 
-TARGET = config.tiny(vocab=20, width=8, layers=8)
 HF = {
-  'architectures': ['LlamaForCausalLMEagle3'],
-  'vocab_size': 20,
-  'hidden_size': 8,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'head_dim': 4,
-  'intermediate_size': 12,
-  'draft_vocab_size': 12,
+  **eagle3_fixture.HF,
   'rms_norm_eps': 1e-5,
 }
 

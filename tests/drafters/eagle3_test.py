@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle3_fixture import HF, TARGET, WIDTH, V
 
 from specjax import sampling
 from specjax.drafters.eagle3.weights import abstract
@@ -26,18 +27,7 @@ from specjax.types import (
 )
 from specjax.weights.safetensors import load_tensors, stored_shapes
 
-V, WIDTH, CAPACITY = 20, 8, 24
-TARGET = config.tiny(vocab=V, width=WIDTH, layers=8)
-HF = {
-  'architectures': ['LlamaForCausalLMEagle3'],
-  'vocab_size': V,
-  'hidden_size': WIDTH,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'head_dim': 4,
-  'intermediate_size': 12,
-  'draft_vocab_size': 12,
-}
+CAPACITY = 24
 TREE = {'nodes': 8, 'depth': 3, 'width': 2}
 
 

@@ -3,10 +3,12 @@
 import functools
 import json
 
+import eagle3_fixture
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle3_fixture import TARGET, WIDTH, V
 from safetensors.numpy import load_file, save_file
 
 import specjax
@@ -18,7 +20,7 @@ from specjax.drafters.eagle3.layout import from_hf
 from specjax.drafters.eagle3.names import IGNORED
 from specjax.method import bind
 from specjax.methods import eagle3
-from specjax.models import config, transformer
+from specjax.models import transformer
 from specjax.types import Accepted, Context, Params, Round, Sampling
 from specjax.weights.safetensors import (
   load_tensors,
@@ -29,17 +31,8 @@ from specjax.weights.safetensors import (
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
-V, WIDTH = 20, 8
-TARGET = config.tiny(vocab=V, width=WIDTH, layers=8)
 HF = {
-  'architectures': ['LlamaForCausalLMEagle3'],
-  'vocab_size': V,
-  'hidden_size': WIDTH,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'head_dim': 4,
-  'intermediate_size': 12,
-  'draft_vocab_size': 12,
+  **eagle3_fixture.HF,
   'rope_parameters': {'rope_theta': 77.0},
 }
 VARIED = {
