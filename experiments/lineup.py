@@ -55,9 +55,7 @@ def load_all(
         f'methods hold {m!r}; give names, build functions or variants.'
       )
   variants = [
-    m
-    if isinstance(m, Variant)
-    else Variant(label=_name(m), method=m, drafter=drafters.get(_name(m)))
+    m if isinstance(m, Variant) else Variant(label=_name(m), method=m)
     for m in methods
   ]
   _check(variants, drafters)

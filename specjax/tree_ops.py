@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import Array, Context, TokenTree
+from specjax.types import Array, Candidates, Context, Frontier, TokenTree
 
 
 def root_token(context: Context) -> Array:
@@ -71,6 +73,24 @@ def chain(root_B: Array, token_BN: Array, logq_BN: Array, **kw) -> TokenTree:
     is_chain=True,
     **kw,
   )
+
+
+def laws(
+  expand: Any, root: Candidates, scratch: Any, depth: int
+) -> tuple[list[Candidates], Any]:
+  """One law per depth 1 .. depth, and the scratch behind them.
+
+  For drafters with `shared_rows`: what token stands before matters to none.
+  """
+  found = [root]
+  for at in range(1, depth):
+    token_B1 = found[-1].token_BWC[:, :1, 0]
+    frontier = Frontier(
+      token_BW=token_B1, row_BW=jnp.zeros_like(token_B1), depth=at
+    )
+    candidates, scratch = expand(scratch, frontier)
+    found.append(candidates)
+  return found, scratch
 
 
 def picked(

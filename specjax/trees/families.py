@@ -14,7 +14,6 @@ from specjax.types import (
   Array,
   Ask,
   Candidates,
-  Frontier,
   Round,
   TokenTree,
   struct,
@@ -89,15 +88,9 @@ class Families:
     if self.max_depth == 0:
       none_B0 = jnp.zeros((root_B.shape[0], 0), jnp.int32)
       return tree_ops.chain(root_B, none_B0, none_B0), scratch
-    laws = [self._law(root)]
-    for depth in range(1, self.max_depth):
-      token_B1 = laws[-1].token_BWC[:, :1]
-      frontier = Frontier(
-        token_BW=token_B1, row_BW=jnp.zeros_like(token_B1), depth=depth
-      )
-      candidates, scratch = expand(scratch, frontier)
-      laws.append(self._law(candidates))
-    table = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *laws)
+    laws, scratch = tree_ops.laws(expand, root, scratch, self.max_depth)
+    rows = map(self._law, laws)
+    table = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
     queue = lax.fori_loop(
       0,
       self.expansions,

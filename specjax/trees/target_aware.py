@@ -17,7 +17,6 @@ from specjax.types import (
   Array,
   Ask,
   Candidates,
-  Frontier,
   Round,
   TokenTree,
 )
@@ -137,15 +136,8 @@ class TargetAware:
     return tree, scratch
 
   def _lattice(self, expand, root: Candidates, scratch):
-    """Every depth's law; what token stands before matters to none of them."""
-    laws = [root]
-    for depth in range(1, self.depth):
-      token_B1 = laws[-1].token_BWC[:, :1, 0]
-      frontier = Frontier(
-        token_BW=token_B1, row_BW=jnp.zeros_like(token_B1), depth=depth
-      )
-      candidates, scratch = expand(scratch, frontier)
-      laws.append(candidates)
+    """Every depth's law, features and all."""
+    laws, scratch = tree_ops.laws(expand, root, scratch, self.depth)
     if any(law.features is None for law in laws):
       raise ValueError(
         'the drafter gives no features for a learned tree; choose one that '
