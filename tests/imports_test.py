@@ -30,6 +30,9 @@ ARROWS = {
   'decode': BASE | {'models', 'method'},
   'rules': {'trees', 'verify', 'method'},
   'vocab': BASE | {'drafters', 'weights', 'method', 'models'},
+  'training': BASE
+  | {'drafters', 'trees', 'decode', 'method', 'models'}
+  | {'weights', 'vocab'},
   'methods': {
     'rules',
     'drafters',

@@ -274,22 +274,37 @@ def block(
   `h` is what queries, keys and values are made of, in any width; `x` is the
   residual stream. Caches are one layer's.
   """
+
+  def attend(q_BTQH, k_BKTH, v_BKTH):
+    new = KVCache(k_LBKSH=k_BKTH[None], v_LBKSH=v_BKTH[None])
+    if earlier is not None:
+      new = concat(jax.tree.map(lambda x: x[None], earlier), new)
+    return tree_attention(
+      q_BTQH,
+      cache.k_LBKSH,
+      cache.v_LBKSH,
+      length_B,
+      new.k_LBKSH[0],
+      new.v_LBKSH[0],
+      mask_BTN,
+      scale=config.head_dim**-0.5,
+    )
+
+  return block_with(config, layer, h_BTI, x_BTD, turn, attend)
+
+
+def block_with(
+  config, layer, h_BTI, x_BTD, turn, attend
+) -> tuple[Array, Array, Array]:
+  """`block` with an attention of the caller's own.
+
+  `attend` takes rotated queries [B, T, Q, H], keys and values [B, K, T, H] of
+  the T rows, and returns [B, T, Q, H].
+  """
   q_BTQH, k_BKTH, v_BKTH = nn.queries_keys_values(
     layer, h_BTI, turn, config.head_dim, config.eps
   )
-  new = KVCache(k_LBKSH=k_BKTH[None], v_LBKSH=v_BKTH[None])
-  if earlier is not None:
-    new = concat(jax.tree.map(lambda x: x[None], earlier), new)
-  out_BTQH = tree_attention(
-    q_BTQH,
-    cache.k_LBKSH,
-    cache.v_LBKSH,
-    length_B,
-    new.k_LBKSH[0],
-    new.v_LBKSH[0],
-    mask_BTN,
-    scale=config.head_dim**-0.5,
-  )
+  out_BTQH = attend(q_BTQH, k_BKTH, v_BKTH)
   out_BTO = out_BTQH.reshape(*x_BTD.shape[:2], -1)
   x_BTD = x_BTD + nn.linear(out_BTO, layer.o_DO)
   h_BTD = nn.rms_norm(x_BTD, layer.mlp_norm_D, config.eps)

@@ -1,0 +1,1 @@
+"""Training of drafters: one step and one loop, an objective per method."""

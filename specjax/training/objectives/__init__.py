@@ -1,0 +1,1 @@
+"""What is minimised: one file per objective, each a pure function."""
