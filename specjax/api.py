@@ -96,7 +96,7 @@ def load(
   on_cpu = jax.default_backend() == 'cpu'
   kind = _dtype(dtype, config, on_cpu)
   if drafter_folder is not None:
-    drafter_params = _load_drafter(bound, drafter_folder, config, kind)
+    drafter_params = load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
   tree_params = _load_tree(bound, scorer, config)
@@ -249,7 +249,7 @@ def _dtype(name: str, config: ModelConfig, on_cpu: bool):
   return jnp.dtype(name)
 
 
-def _load_drafter(method: Method, folder, config: ModelConfig, dtype) -> Any:
+def load_drafter(method: Method, folder, config: ModelConfig, dtype) -> Any:
   """The drafter's tensors as its checkpoint holds them."""
   # Publishers disagree on whether names begin with `model.`.
   return _load_part(method.drafter, folder, config, dtype, 'model.')

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.products import product
+
 Array = jax.Array
 
 
@@ -28,9 +30,9 @@ def tree_attention_xla(
   # Values of dead slots are zeroed and not only masked: 0 * NaN is NaN.
   cache_v_BKSH = jnp.where(live_BS[:, None, :, None], cache_v_BKSH, 0)
 
-  old_BKGTS = _logits('bkgth,bksh->bkgts', q_BKGTH, cache_k_BKSH) * scale
+  old_BKGTS = product('bkgth,bksh->bkgts', q_BKGTH, cache_k_BKSH) * scale
   old_BKGTS = jnp.where(live_BS[:, None, None, None, :], old_BKGTS, -jnp.inf)
-  new_BKGTN = _logits('bkgth,bknh->bkgtn', q_BKGTH, k_BKNH) * scale
+  new_BKGTN = product('bkgth,bknh->bkgtn', q_BKGTH, k_BKNH) * scale
   new_BKGTN = jnp.where(mask_BTN[:, None, None], new_BKGTN, -jnp.inf)
 
   top_BKGT1 = jnp.maximum(
@@ -43,17 +45,9 @@ def tree_attention_xla(
   total_BKGT1 += jnp.sum(new_BKGTN, axis=-1, keepdims=True)
 
   dtype = q_BTQH.dtype
-  out_BKGTH = _values(old_BKGTS.astype(dtype), cache_v_BKSH)
-  out_BKGTH += _values(new_BKGTN.astype(dtype), v_BKNH)
+  out_BKGTH = product(
+    'bkgts,bksh->bkgth', old_BKGTS.astype(dtype), cache_v_BKSH
+  )
+  out_BKGTH += product('bkgtn,bknh->bkgth', new_BKGTN.astype(dtype), v_BKNH)
   out_BKGTH = (out_BKGTH / total_BKGT1).astype(dtype)
   return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(b, t, q, h)
-
-
-def _logits(spec: str, q: Array, k: Array) -> Array:
-  return jnp.einsum(spec, q, k, preferred_element_type=jnp.float32)
-
-
-def _values(p: Array, v: Array) -> Array:
-  return jnp.einsum(
-    'bkgts,bksh->bkgth', p, v, preferred_element_type=jnp.float32
-  )

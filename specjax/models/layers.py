@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.products import product
 from specjax.models.rope import rotate
 from specjax.types import Array, struct
 
@@ -50,16 +51,13 @@ class Layer:
 
 def linear(x: Array, w_OI: Array) -> Array:
   """x @ w^T, accumulated in float32, in the dtype of x."""
-  return jnp.einsum(
-    '...i,oi->...o', x, w_OI, preferred_element_type=jnp.float32
-  ).astype(x.dtype)
+  axes = 'abcdefgh'[: x.ndim - 1]
+  return product(f'{axes}i,oi->{axes}o', x, w_OI).astype(x.dtype)
 
 
 def unembed(hidden_BND: Array, head_VD: Array) -> Array:
   """float32[B, N, V]: logits of normed hidden states."""
-  return jnp.einsum(
-    'bnd,vd->bnv', hidden_BND, head_VD, preferred_element_type=jnp.float32
-  )
+  return product('bnd,vd->bnv', hidden_BND, head_VD)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:

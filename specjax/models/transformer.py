@@ -8,10 +8,10 @@ from jax import lax
 
 from pallas_kernels.tree_attention.api import tree_attention
 from specjax.models import layers as nn
-from specjax.models.cache import KVCache, concat, empty
+from specjax.models import whole_text
+from specjax.models.cache import KVCache, concat
 from specjax.models.config import ModelConfig
 from specjax.models.rope import rotation
-from specjax.tree_ops import causal
 from specjax.types import Array, static, struct
 
 
@@ -185,8 +185,58 @@ def forward(
     tapped outputs, and the T new rows for the cache.
   """
   config = weights.config
-  x_BTD = weights.embed_VD[token_BT]
   turn = rotation(position_BT, config.rope, config.head_dim)
+
+  def apply(layer, index, x_BTD):
+    old = jax.tree.map(lambda c: c[index], (cache, earlier))
+    h_BTD = nn.rms_norm(x_BTD, layer.attn_norm_D, config.eps)
+    return block(config, layer, h_BTD, x_BTD, turn, *old, length_B, mask_BTN)
+
+  return _through(weights, token_BT, taps, apply)
+
+
+def read(
+  weights: Weights,
+  token_BT: Array,
+  *,
+  position_BT: Array | None = None,
+  text_BT: Array | None = None,
+  taps: tuple[int, ...] = (),
+) -> Output:
+  """A pass over whole texts, without a cache.
+
+  Args:
+    weights: see `forward`.
+    token_BT: int32.
+    position_BT: int32; None counts from 0.
+    text_BT: int32, where a row holds several texts: none sees another.
+    taps: see `forward`.
+  """
+  config = weights.config
+  if position_BT is None:
+    position_BT = jnp.broadcast_to(
+      jnp.arange(token_BT.shape[1]), token_BT.shape
+    )
+  turn = rotation(position_BT, config.rope, config.head_dim)
+
+  def apply(layer, index, x_BTD):
+    del index
+    h_BTD = nn.rms_norm(x_BTD, layer.attn_norm_D, config.eps)
+    attend = lambda q_BTQH, k_BKTH, v_BKTH: whole_text.attention(
+      q_BTQH, k_BKTH, v_BKTH, text_BT, config.head_dim**-0.5
+    )
+    return block_with(config, layer, h_BTD, x_BTD, turn, attend)
+
+  return _through(weights, token_BT, taps, apply)
+
+
+def _through(weights: Weights, token_BT: Array, taps, apply) -> Output:
+  """Embedding, all layers, final norm; keeps what the taps name.
+
+  `apply` takes a layer, its index and the residual stream, and returns the
+  stream behind the layer with the layer's keys and values.
+  """
+  x_BTD = weights.embed_VD[token_BT]
   slot_of = {layer: slot for slot, layer in enumerate(taps)}
   # One slot more than there are taps: where all other layers write.
   spare = len(taps)
@@ -197,10 +247,7 @@ def forward(
   def step(carry, layer_and_index):
     x_BTD, tapped = carry
     layer, index, slot = layer_and_index
-    old = jax.tree.map(lambda c: c[index], (cache, earlier))
-    x_BTD, k_BKTH, v_BKTH = _layer(
-      config, layer, x_BTD, turn, *old, length_B, mask_BTN
-    )
+    x_BTD, k_BKTH, v_BKTH = apply(layer, index, x_BTD)
     if spare:
       tapped = lax.dynamic_update_index_in_dim(tapped, x_BTD, slot, 0)
     return (x_BTD, tapped), KVCache(k_LBKSH=k_BKTH, v_LBKSH=v_BKTH)
@@ -223,25 +270,9 @@ def forward(
   b, t, d = x_BTD.shape
   taps_BTE = tapped[:spare].transpose(1, 2, 0, 3).reshape(b, t, spare * d)
   return Output(
-    hidden_BTD=nn.rms_norm(x_BTD, weights.norm_D, config.eps),
+    hidden_BTD=nn.rms_norm(x_BTD, weights.norm_D, weights.config.eps),
     taps_BTE=taps_BTE,
     rows=once_over(rows, x_BTD),
-  )
-
-
-def read(
-  weights: Weights, token_BT: Array, *, taps: tuple[int, ...] = ()
-) -> Output:
-  """A pass over whole texts from position 0, without a cache."""
-  b, t = token_BT.shape
-  return forward(
-    weights,
-    token_BT,
-    jnp.broadcast_to(jnp.arange(t), (b, t)),
-    empty(weights.config, b, 1, weights.dtype),
-    jnp.zeros(b, jnp.int32),
-    causal(b, t),
-    taps=taps,
   )
 
 
@@ -255,15 +286,6 @@ def once_over(rows: KVCache, x_BTD: Array) -> KVCache:
   """
   over_BKTH = (x_BTD[:, 0, 0] != jnp.inf)[:, None, None, None]
   return jax.tree.map(lambda x: jnp.where(over_BKTH, x, 0), rows)
-
-
-def _layer(
-  config, layer, x_BTD, turn, cache, earlier, length_B, mask_BTN
-) -> tuple[Array, Array, Array]:
-  h_BTD = nn.rms_norm(x_BTD, layer.attn_norm_D, config.eps)
-  return block(
-    config, layer, h_BTD, x_BTD, turn, cache, earlier, length_B, mask_BTN
-  )
 
 
 def block(

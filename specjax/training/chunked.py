@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.products import product
 from specjax.training.batch import row_of
 from specjax.types import Array, Head
 
@@ -46,9 +47,7 @@ def over_rows(
 
 def logits(hidden_ND: Array, rows_VD: Array) -> Array:
   """float32[N, V]."""
-  return jnp.einsum(
-    'nd,vd->nv', hidden_ND, rows_VD, preferred_element_type=jnp.float32
-  )
+  return product('nd,vd->nv', hidden_ND, rows_VD)
 
 
 def log_probs(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
-from specjax.models import cache as kv
 from specjax.models import transformer
 from specjax.training.batch import Batch
 from specjax.types import Array, struct
@@ -18,25 +16,15 @@ class Teacher:
   hidden_BTD: Array  # after the final norm; row t predicts token t + 1
 
 
-def sees(batch: Batch) -> Array:
-  """bool[B, T, T]: the same text, and not later."""
-  same_BTT = batch.text_BT[:, :, None] == batch.text_BT[:, None, :]
-  t = batch.token_BT.shape[1]
-  return same_BTT & jnp.tril(jnp.ones((t, t), bool))
-
-
 def read_texts(
   weights: transformer.Weights, batch: Batch, taps: tuple[int, ...] = ()
 ) -> transformer.Output:
   """A pass of a language model over a batch; texts do not see one another."""
-  b = batch.token_BT.shape[0]
-  return transformer.forward(
+  return transformer.read(
     weights,
     batch.token_BT,
-    batch.position_BT,
-    kv.empty(weights.config, b, 1, weights.dtype),
-    jnp.zeros(b, jnp.int32),
-    sees(batch),
+    position_BT=batch.position_BT,
+    text_BT=batch.text_BT,
     taps=taps,
   )
 

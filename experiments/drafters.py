@@ -1,0 +1,88 @@
+"""Drafters to be trained: where they begin, and how they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments import shapes
+from specjax import api
+from specjax.method import Method
+from specjax.models.transformer import Weights
+from specjax.weights.files import CONFIG, WEIGHTS, read_settings, write_json
+from specjax.weights.safetensors import save_tensors, stored_shapes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+  """A drafter before its first step."""
+
+  config: Mapping[str, Any]  # config.json
+  method: Method
+  init: Callable[[], Any]  # its parameters, as the decode loop reads them
+
+
+def begin(
+  drafter: Any, build: Callable[..., Method], target: Weights, seed: int
+) -> Start:
+  """A new drafter of some shape, or the one in a folder.
+
+  Args:
+    drafter: an object of `experiments.shapes`, or a folder.
+    build: a method's.
+    target: what it drafts for.
+    seed: of a new one's parameters.
+
+  Raises:
+    ValueError: a drafter that does not fit the target or the method.
+  """
+  if isinstance(drafter, (str, pathlib.Path)):
+    return _from_folder(pathlib.Path(drafter).expanduser(), build, target)
+  config = drafter.config(target.config)
+  method = build(target.config, config)
+  key = shapes.key_of(seed)
+  return Start(
+    config=config,
+    method=method,
+    init=lambda: drafter.init(method, target, key),
+  )
+
+
+def _from_folder(folder: pathlib.Path, build, target: Weights) -> Start:
+  if not folder.is_dir():
+    raise ValueError(f'there is no drafter {folder}.')
+  config = read_settings(folder / CONFIG)
+  stored = stored_shapes(folder)
+  method = build(target.config, {**config, 'tensors': stored})
+
+  def init() -> Any:
+    params = api.load_drafter(method, folder, target.config, jnp.float32)
+    bind = getattr(method.drafter, 'bind', None)
+    return params if bind is None else bind(params, target)
+
+  return Start(config=config, method=method, init=init)
+
+
+def save(
+  folder: pathlib.Path,
+  method: Method,
+  config: Mapping[str, Any],
+  params: Any,
+  dtype: str,
+) -> None:
+  """Writes a drafter's folder, its weights in `dtype`."""
+  unbind = getattr(method.drafter, 'unbind', None)
+  params = params if unbind is None else unbind(params)
+  cast = lambda x: (
+    x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+  )
+  folder.mkdir(parents=True, exist_ok=True)
+  save_tensors(
+    jax.tree.map(cast, params), method.drafter.tensors(), folder / WEIGHTS
+  )
+  write_json(folder / CONFIG, {**config, 'dtype': dtype, 'torch_dtype': dtype})

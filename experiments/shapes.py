@@ -1,0 +1,144 @@
+"""New drafters: config.json, and the parameters they begin with."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+
+from specjax import api
+from specjax.checks import check_whole
+from specjax.drafters.eagle3.fresh import config_of, fresh
+from specjax.method import Method
+from specjax.models.config import ModelConfig, to_hf
+from specjax.models.transformer import Weights
+from specjax.types import Array
+
+
+def spread(target_layers: int, count: int) -> list[int]:
+  """Target layers to read, from the second to the third last."""
+  step = (target_layers - 4) / max(count - 1, 1)
+  return sorted({round(1 + i * step) for i in range(count)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+  """A DFlash, TreeFlash or JetSpec drafter.
+
+  `backbone` is a trained DFlash of this shape that a TreeFlash begins from.
+  """
+
+  layers: int = 2
+  block: int = 16
+  mask_id: int | None = None  # None: the vocabulary's last row
+  taps: tuple[int, ...] | None = None  # None: spread, one more than layers
+  mlp: int | None = None  # None: the target's
+  causal: bool = False
+  treeflash: bool = False
+  backbone: str | None = None
+
+  def __post_init__(self):
+    check_whole(1, layers=self.layers)
+    check_whole(2, block=self.block)
+    if self.backbone is not None and not self.treeflash:
+      raise ValueError('only a TreeFlash has a backbone; set treeflash=True.')
+
+  def config(self, target: ModelConfig) -> dict[str, Any]:
+    """config.json for this target."""
+    n, taps = target.layers, self.taps
+    own = {
+      'mask_token_id': (
+        target.vocab - 1 if self.mask_id is None else self.mask_id
+      ),
+      'target_layer_ids': (
+        spread(n, self.layers + 1) if taps is None else list(taps)
+      ),
+    }
+    kind = 'TreeFlashDraftModel' if self.treeflash else 'DFlashDraftModel'
+    return {
+      **_shared(target),
+      'architectures': [kind],
+      'intermediate_size': self.mlp or target.mlp,
+      'num_hidden_layers': self.layers,
+      'num_target_layers': n,
+      'block_size': self.block,
+      'rope_theta': target.rope.theta,
+      'dflash_config': own | ({'causal_head': True} if self.causal else {}),
+      **(
+        {'treeflash_config': {'ar_approximation': 'swiglu'}}
+        if self.treeflash
+        else {}
+      ),
+    }
+
+  def init(self, method: Method, target: Weights, key: Array) -> Any:
+    """Random parameters, a given backbone's apart."""
+    params = method.drafter.init(key, target.config)
+    if self.backbone is None:
+      return params
+    inner = dataclasses.replace(method, drafter=method.drafter.backbone)
+    folder = pathlib.Path(self.backbone)
+    return params.replace(
+      backbone=api.load_drafter(inner, folder, target.config, 'float32')
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3:
+  """An EAGLE-3 drafter of one layer; head and norm begin as the target's."""
+
+  mlp: int | None = None
+
+  def config(self, target: ModelConfig) -> dict[str, Any]:
+    return config_of(target, target.vocab) | self._changes(target)
+
+  def init(self, method: Method, target: Weights, key: Array) -> Any:
+    _, params = fresh(target, key, changes=self._changes(target.config))
+    return method.drafter.bind(params, target)
+
+  def _changes(self, target: ModelConfig) -> dict[str, Any]:
+    return {'intermediate_size': self.mlp or target.mlp}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Small:
+  """An independent drafter: the target's layout with fewer, narrower layers."""
+
+  layers: int = 2
+  width: int | None = None
+  mlp: int | None = None
+  q_heads: int | None = None
+  kv_heads: int | None = None
+  head_dim: int | None = None
+
+  def config(self, target: ModelConfig) -> dict[str, Any]:
+    changes = {
+      f.name: getattr(self, f.name)
+      for f in dataclasses.fields(self)
+      if getattr(self, f.name) is not None
+    }
+    sparse = tuple(i for i in target.sparse_layers if i < self.layers)
+    return to_hf(dataclasses.replace(target, sparse_layers=sparse, **changes))
+
+  def init(self, method: Method, target: Weights, key: Array) -> Any:
+    return method.drafter.init(key, target.config)
+
+
+def _shared(target: ModelConfig) -> dict[str, Any]:
+  return {
+    'vocab_size': target.vocab,
+    'hidden_size': target.width,
+    'num_attention_heads': target.q_heads,
+    'num_key_value_heads': target.kv_heads,
+    'head_dim': target.head_dim,
+    'rms_norm_eps': target.eps,
+    'max_position_embeddings': target.max_length,
+    'torch_dtype': target.dtype,
+  }
+
+
+def key_of(seed: int) -> Array:
+  """Of a new drafter's parameters."""
+  return jax.random.fold_in(jax.random.key(seed), 1)
