@@ -127,7 +127,10 @@ def latest(folder: pathlib.Path) -> int:
 def _manager(folder: pathlib.Path) -> ocp.CheckpointManager:
   return ocp.CheckpointManager(
     pathlib.Path(folder).absolute(),
-    item_names=('state', 'source'),
+    item_handlers={
+      'state': ocp.StandardCheckpointHandler(),
+      'source': ocp.JsonCheckpointHandler(),
+    },
     options=ocp.CheckpointManagerOptions(
       max_to_keep=KEEP, enable_async_checkpointing=False
     ),
