@@ -74,10 +74,16 @@ class Block:
     }
 
   def init(self, method: Method, target: Weights, key: Array) -> Any:
-    """Random parameters, a given backbone's apart."""
+    """Random parameters, a given backbone's apart.
+
+    The last norm begins as the target's, whose head reads what it returns.
+    """
     params = method.drafter.init(key, target.config)
+    if not self.treeflash:
+      return params.replace(norm_D=target.norm_D)
     if self.backbone is None:
-      return params
+      backbone = params.backbone.replace(norm_D=target.norm_D)
+      return params.replace(backbone=backbone)
     inner = dataclasses.replace(method, drafter=method.drafter.backbone)
     folder = pathlib.Path(self.backbone)
     return params.replace(

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app
+from absl import app, logging
 
 import specjax
 from experiments import drafters, logs, run
@@ -109,9 +109,9 @@ def train(
   if held_out is not None:
     look = held_out.look(bound, params, plain.tokenizer, vocab)
   low = jax.tree.map(lambda x: x.astype(dtype), weights)
-  state = _fit(
+  state = fit_and_log(
     run_dir,
-    _settings(locals()),
+    settings_of(locals()),
     optimizer,
     objective(drafter=bound.drafter),
     start.init,
@@ -166,9 +166,9 @@ def train_model(
     jax.random.key(seed),
     stacked=transformer.scans(None),
   )
-  state = _fit(
+  state = fit_and_log(
     run_dir,
-    _settings(locals()),
+    settings_of(locals()),
     optimizer,
     LanguageModel(),
     init,
@@ -185,7 +185,7 @@ def train_model(
   return pathlib.Path(out)
 
 
-def _fit(
+def fit_and_log(
   run_dir,
   settings,
   optimizer,
@@ -232,7 +232,7 @@ def _feed(corpus, rows: Rows, optimizer: Optimizer, seed: int) -> Feed:
   )
 
 
-def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
   """What decides a run's result, for its record."""
   names = ('model', 'target', 'corpus', 'method', 'drafter', 'dtype', 'seed')
   return {name: str(values[name]) for name in names if name in values}
@@ -248,13 +248,19 @@ def _copy(source: pathlib.Path, out: pathlib.Path) -> None:
       (out / name).write_bytes((source / name).read_bytes())
 
 
-def main(argv) -> None:
-  if argv[1:]:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+def show() -> None:
+  """What the flags' settings train, and where it was written."""
+  logging.set_verbosity(logging.WARNING)  # orbax tells of every file
   _, out = run.configured(train)
   print(f'wrote {out}')
 
 
+main = run.command(show)
+
+
 if __name__ == '__main__':
+  # Gin binds the imported module; the one that runs here is `__main__`.
+  from experiments import train as imported
+
   run.define_flags(DEFAULT)
-  app.run(main)
+  app.run(imported.main)
