@@ -22,7 +22,7 @@ import gin
 from absl import app, flags, logging
 
 import specjax
-from experiments import make_corpus, run, train, train_opd, train_scorer
+from experiments import cards, make_corpus, run, train, train_opd, train_scorer
 from experiments.prompts import as_messages, read_prompts
 from specjax import api
 from specjax.models.config import tiny, to_hf
@@ -142,7 +142,7 @@ def taps(work: Work) -> None:
   for path in pathlib.Path(work / 'taps').glob('*'):
     if path.name != train_scorer.TRACES and path.is_file():
       shutil.copy(path, folder / path.name)
-  write_json(pathlib.Path(work / 'taps_figures.json'), figures)
+  write_json(pathlib.Path(work / 'taps.json'), figures)
 
 
 def _drafter(name: str) -> Callable[[Work], None]:
@@ -217,7 +217,15 @@ def build(work: Work, only: list[str]) -> None:
 
 
 def pack(work: Work) -> None:
-  """Says which method finds which drafter."""
+  """Says which method finds which drafter, and writes the cards."""
+  times = json.loads((work.out / TIMES).read_text())
+  for name in cards.WHAT:
+    folder, extra = work.package / name, pathlib.Path(work / f'{name}.json')
+    if (folder / 'config.json').exists():
+      seconds = times.get(name, {}).get('seconds', 0)
+      figures = json.loads(extra.read_text()) if extra.exists() else None
+      record = pathlib.Path(work / f'runs/{name}')
+      cards.write(folder, record, seconds, figures)
   there = lambda names: {
     method: name
     for method, name in names.items()

@@ -18,9 +18,10 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from experiments import run
+from experiments import run, shapes
 from specjax import api
-from specjax.models.config import ModelConfig, to_hf
+from specjax.drafters.eagle3.fresh import config_of
+from specjax.models.config import ModelConfig
 from specjax.weights.files import CONFIG, WEIGHTS, write_json
 from specjax.weights.safetensors import read_config, save_tensors
 from specjax.weights.scorer import save_scorer
@@ -48,55 +49,16 @@ def configs(
   target: ModelConfig, layers: int, block: int, draft_vocab: int
 ) -> dict[str, dict[str, Any]]:
   """config.json of each kind, by folder."""
-  n = target.layers
-  spread = [round(1 + i * (n - 4) / max(layers, 1)) for i in range(layers + 1)]
-  shared = {
-    'vocab_size': target.vocab,
-    'hidden_size': target.width,
-    'intermediate_size': target.mlp,
-    'num_attention_heads': target.q_heads,
-    'num_key_value_heads': target.kv_heads,
-    'head_dim': target.head_dim,
-    'rms_norm_eps': target.eps,
-    'max_position_embeddings': target.max_length,
-    'torch_dtype': target.dtype,
-  }
-  block_head = {
-    **shared,
-    'architectures': ['DFlashDraftModel'],
-    'num_hidden_layers': layers,
-    'num_target_layers': n,
-    'block_size': block,
-    'rope_theta': target.rope.theta,
-    'dflash_config': {
-      'mask_token_id': target.vocab - 1,
-      'target_layer_ids': sorted(set(spread)),
-    },
-  }
-  causal = {**block_head['dflash_config'], 'causal_head': True}
-  few = max(n // 4, 1)
-  small = dataclasses.replace(
-    target,
-    layers=few,
-    sparse_layers=tuple(i for i in target.sparse_layers if i < few),
-  )
+  shape = shapes.Block(layers=layers, block=block)
+  change = lambda **changes: dataclasses.replace(shape, **changes)
   return {
-    'dflash': block_head,
-    'jetspec': {**block_head, 'dflash_config': causal},
-    'treeflash': {
-      **block_head,
-      'architectures': ['TreeFlashDraftModel'],
-      'treeflash_config': {'ar_approximation': 'swiglu'},
-    },
-    'eagle3': {
-      **shared,
-      'architectures': ['LlamaForCausalLMEagle3'],
-      'num_hidden_layers': 1,
-      'draft_vocab_size': min(draft_vocab, target.vocab),
-      # The usual layers, or for a short target the first ones.
-      **({} if n > 8 else {'eagle_aux_hidden_state_layer_ids': [1, 2, n - 1]}),
-    },
-    'draft_model': to_hf(small),
+    'dflash': shape.config(target),
+    'jetspec': change(causal=True).config(target),
+    'treeflash': change(treeflash=True).config(target),
+    'eagle3': config_of(target, min(draft_vocab, target.vocab)),
+    'draft_model': shapes.Small(layers=max(target.layers // 4, 1)).config(
+      target
+    ),
   }
 
 

@@ -22,7 +22,7 @@ from absl import app, logging
 import specjax
 from experiments import drafters, logs, run
 from experiments.held_out import HeldOut
-from specjax import text
+from specjax import api, text
 from specjax.method import Method
 from specjax.models import transformer
 from specjax.models.config import from_hf
@@ -233,9 +233,13 @@ def _feed(corpus, rows: Rows, optimizer: Optimizer, seed: int) -> Feed:
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-  """What decides a run's result, for its record."""
+  """What decides a run's result, for its record.
+
+  A function stands there by its name: its address is another in every run.
+  """
   names = ('model', 'target', 'corpus', 'method', 'drafter', 'dtype', 'seed')
-  return {name: str(values[name]) for name in names if name in values}
+  said = lambda x: api.name_of(x) if callable(x) else str(x)
+  return {name: said(values[name]) for name in names if name in values}
 
 
 def _copy(source: pathlib.Path, out: pathlib.Path) -> None:

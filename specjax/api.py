@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import compile_cache, methods, text
+from specjax import compile_cache, methods, packaged, text
 from specjax.checks import check_whole, whole
 from specjax.decoder import Decoder
 from specjax.method import LearnedTree, Method, Vocabulary, bind
 from specjax.models.config import ModelConfig, from_hf
 from specjax.models.transformer import check_taps, scans
+from specjax.packaged import PRETRAINED
 from specjax.types import Params
 from specjax.weights.files import read_settings
 from specjax.weights.safetensors import (
@@ -28,7 +29,6 @@ from specjax.weights.safetensors import (
 )
 from specjax.weights.scorer import check_scorer
 
-PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'byte_lm'
 DTYPES = ('auto', 'float32', 'bfloat16')
 
 
@@ -51,13 +51,15 @@ def load(
     target: a Hugging Face folder, a hub id, or 'default' (the packaged model).
     method: a module of `specjax.methods` by name, a `Method` object, or a
       module's `build` function with its options bound.
-    drafter: the drafter's folder or hub id; None takes the packaged one of the
-      default target. With a `Method` object also its parameters themselves.
+    drafter: the drafter's folder or hub id, or the name of a packaged one of
+      the default target, of which None takes the method's. With a `Method`
+      object also its parameters themselves.
     nodes: rows the target verifies per round, root included; None is the
       method's own default. A published budget that leaves the root out (DDTree)
       is one less.
     vocab: limits what the drafter may propose, see `specjax.vocab`.
-    scorer: the folder of a learned tree's weights (TAPS).
+    scorer: the folder of a learned tree's weights (TAPS); None takes the
+      packaged one of the default target with its packaged drafter.
     dtype: of weights and compute; 'auto' follows the checkpoint on GPU and TPU
       and is float32 on CPU, which has no fast bfloat16.
     stacked: scan over layers (None: not on CPU, where slicing a layer out of a
@@ -99,6 +101,8 @@ def load(
     drafter_params = load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
+  if scorer is None and target == 'default' and drafter is None:
+    scorer = packaged.scorer(bound.name)
   tree_params = _load_tree(bound, scorer, config)
   weights = load_target(folder, dtype=kind, stacked=scans(stacked))
   params = Params(target=weights, drafter=drafter_params, tree=tree_params)
@@ -220,10 +224,11 @@ def _drafter_folder(target, method, build, drafter) -> pathlib.Path | None:
       raise ValueError(f'method {method!r} takes no drafter; leave it out.')
     return None
   if drafter is not None:
-    return _folder(drafter)
-  packaged = read_settings(PRETRAINED / 'drafters.json')
-  if target == 'default' and method in packaged:
-    return PRETRAINED / packaged[method]
+    names = packaged.drafters() if target == 'default' else []
+    return PRETRAINED / drafter if drafter in names else _folder(drafter)
+  found = packaged.drafter(method) if target == 'default' else None
+  if found is not None:
+    return found
   raise ValueError(
     f'method {method!r} needs a drafter and none is packaged for this target; '
     'pass drafter=FOLDER.'

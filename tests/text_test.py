@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import pytest
+from byte_lm_fixture import FOLDER
 
 from specjax.text import ByteTokenizer, Tokenizer, load_tokenizer
 
@@ -132,5 +133,5 @@ def test_bytes(tmp_path):
 
 
 def test_embedded_model_has_its_marker():
-  folder = ROOT / 'specjax' / 'pretrained' / 'byte_lm' / 'target'
+  folder = FOLDER / 'target'
   assert isinstance(load_tokenizer(folder), ByteTokenizer)

@@ -148,18 +148,20 @@ class DFlash:
     position_BP = start_B[:, None] + jnp.arange(taps_BPE.shape[1])
     turn = rotation(position_BP, c.rope, c.head_dim)
 
-    def project(layer: nn.Layer) -> kv.KVCache:
-      k_BPKH = nn.heads(
-        fused_BPD, layer.k_OD, layer.k_norm_H, c.head_dim, c.eps
-      )
-      v_BPKH = nn.heads(fused_BPD, layer.v_OD, None, c.head_dim, c.eps)
-      return kv.KVCache(
-        k_LBKSH=rotate(k_BPKH, turn).swapaxes(1, 2),
-        v_LBKSH=v_BPKH.swapaxes(1, 2),
-      )
-
+    project = lambda layer: kv.KVCache(
+      *self.keys_values(layer, fused_BPD, turn)
+    )
     parts = [jax.vmap(project)(stack) for stack in params.layers]
     return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+
+  def keys_values(
+    self, layer: nn.Layer, fused_BPD: Array, turn: Array
+  ) -> tuple[Array, Array]:
+    """One layer's context rows [B, K, P, H]; keys are rotated by `turn`."""
+    c = self.config
+    k_BPKH = nn.heads(fused_BPD, layer.k_OD, layer.k_norm_H, c.head_dim, c.eps)
+    v_BPKH = nn.heads(fused_BPD, layer.v_OD, None, c.head_dim, c.eps)
+    return rotate(k_BPKH, turn).swapaxes(1, 2), v_BPKH.swapaxes(1, 2)
 
   def hidden(
     self, params: Weights, target, state: kv.KVCache, context

@@ -112,6 +112,7 @@ def fit(
           row |= look(state.params, step)
         if row:
           log({'step': step, **row})
+        # Behind the row: a run that goes on from here has written it.
         if last or step % pace.save == 0:
           _save(manager, step, state, source)
         bar.update()

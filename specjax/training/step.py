@@ -91,8 +91,12 @@ class Optimizer:
 def begin(
   optimizer: Optimizer, objective: Objective, params: Any, seed: int
 ) -> TrainState:
-  """Before the first step; leaves of whole numbers stay as they are."""
-  params = jax.tree.map(_cast('float32'), params)
+  """Before the first step; leaves of whole numbers stay as they are.
+
+  Everything is copied: steps take their state's memory, and some of what is
+  given here may be the target's own.
+  """
+  params = jax.tree.map(lambda x: jnp.array(_cast('float32')(x)), params)
   learned, _ = _split(params)
   tx = optimizer.transform(learned, objective.frozen)
   return TrainState(

@@ -74,19 +74,19 @@ def exchange(
     score_BTW: the one that the pool was grown by.
     pool: nodes without a score get -inf.
   """
-  child_BTUW = children(pool)
-
-  def rest(logp_BTW: Array) -> Array:
-    """log of what a parent's children in the pool leave to all others."""
-    p_BTUW = jnp.where(child_BTUW, jnp.exp(logp_BTW)[:, :, None], 0)
-    return jnp.log(jnp.maximum(1 - jnp.sum(p_BTUW, axis=-1), REST))
-
   live_BTW = pool.score_BTW > -jnp.inf
   shifted_BTW = edge_BTW + (score_BTW - plain_BTW)
   return (
     jnp.where(live_BTW, shifted_BTW, -jnp.inf),
-    other_BTW + (rest(score_BTW) - rest(plain_BTW)),
+    other_BTW + (rest(score_BTW, pool) - rest(plain_BTW, pool)),
   )
+
+
+def rest(logp_BTW: Array, pool: Pool) -> Array:
+  """[B, T, U]: log of what a parent's children leave to all other tokens."""
+  child_BTUW = children(pool)
+  p_BTUW = jnp.where(child_BTUW, jnp.exp(logp_BTW)[:, :, None], 0)
+  return jnp.log(jnp.maximum(1 - jnp.sum(p_BTUW, axis=-1), REST))
 
 
 def children(pool: Pool) -> Array:
@@ -98,12 +98,18 @@ def children(pool: Pool) -> Array:
 
 def conditional(edge_BTW: Array, other_BTW: Array, pool: Pool) -> Array:
   """log P(node | parent): softmax over siblings in the pool and `other`."""
+  return law(edge_BTW, other_BTW, pool)[0]
+
+
+def law(edge_BTW: Array, other_BTW: Array, pool: Pool) -> tuple[Array, Array]:
+  """(`conditional`, log P(other | parent) [B, T, U])."""
   child_BTUW = children(pool)
   sibling_BTUW = jnp.where(child_BTUW, edge_BTW[:, :, None], -jnp.inf)
   every_BTUA = jnp.concatenate([sibling_BTUW, other_BTW[..., None]], axis=-1)
   norm_BTU = jax.nn.logsumexp(every_BTUA, axis=-1)
   logp_BTW = edge_BTW - jnp.take_along_axis(norm_BTU, pool.parent_BTW, axis=2)
-  return jnp.minimum(logp_BTW, 0)  # rounding; closure rests on it
+  # Rounding; closure rests on it.
+  return jnp.minimum(logp_BTW, 0), jnp.minimum(other_BTW - norm_BTU, 0)
 
 
 def select(

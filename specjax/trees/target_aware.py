@@ -11,7 +11,7 @@ from specjax import tree_ops
 from specjax.checks import check_whole, number
 from specjax.models.names import Tensor
 from specjax.trees import scorer
-from specjax.trees.pool import beam, conditional, exchange, path_sum, select
+from specjax.trees.pool import Pool, beam, exchange, law, path_sum, select
 from specjax.trees.scorer import Bound, Lattice, Nodes, Scorer
 from specjax.types import (
   Array,
@@ -107,22 +107,12 @@ class TargetAware:
     self, params: Bound, expand, root: Candidates, scratch, round: Round
   ) -> tuple[TokenTree, object]:
     """See `method.Tree`; `params` are bound."""
-    lattice, scratch = self._lattice(expand, root, scratch)
+    draft, scratch = read_laws(expand, root, scratch, self.depth)
+    lattice = lattice_of(draft)
     root_B = tree_ops.root_token(round.context)
     pool = beam(lattice.score_BTC, self.pool)
-    take = lambda x_BTC: jnp.take_along_axis(x_BTC, pool.rank_BTW, axis=2)
-    plain_BTW = take(lattice.plain_BTC)
-    nodes = Nodes(
-      token_BTW=take(lattice.token_BTC),
-      parent_BTW=pool.parent_BTW,
-      step_BTW=plain_BTW,
-      total_BTW=path_sum(plain_BTW, pool.parent_BTW),
-    )
-    edge_BTW, other_BTW = scorer.logits(params, lattice, nodes, root_B)
-    edge_BTW, other_BTW = exchange(
-      edge_BTW, other_BTW, plain_BTW, take(lattice.score_BTC), pool
-    )
-    logp_BTW = conditional(edge_BTW, other_BTW, pool)
+    nodes = nodes_of(lattice, pool)
+    logp_BTW, _ = judge(params, lattice, nodes, pool, root_B)
     tree = select(
       path_sum(logp_BTW, pool.parent_BTW),
       nodes.token_BTW,
@@ -135,22 +125,66 @@ class TargetAware:
     )
     return tree, scratch
 
-  def _lattice(self, expand, root: Candidates, scratch):
-    """Every depth's law, features and all."""
-    laws, scratch = tree_ops.laws(expand, root, scratch, self.depth)
-    if any(law.features is None for law in laws):
-      raise ValueError(
-        'the drafter gives no features for a learned tree; choose one that '
-        'does, such as DFlash.'
-      )
-    rows = [jax.tree.map(lambda x: x[:, 0], law) for law in laws]
-    all_of = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
-    lattice = Lattice(
-      token_BTC=all_of.token_BWC,
-      # Rounding must not lift a child above its parent.
-      score_BTC=jnp.minimum(all_of.logq_BWC, 0),
-      plain_BTC=jnp.clip(all_of.features.logq_BWC, FLOOR, 0),
-      hidden_BTD=all_of.features.hidden_BWD,
-      entropy_BT=all_of.features.entropy_BW,
+
+def read_laws(
+  expand, root: Candidates, scratch, depth: int
+) -> tuple[Candidates, object]:
+  """Every depth's law with its features, row d that of depth d + 1."""
+  laws, scratch = tree_ops.laws(expand, root, scratch, depth)
+  if any(law.features is None for law in laws):
+    raise ValueError(
+      'the drafter gives no features for a learned tree; choose one that '
+      'does, such as DFlash.'
     )
-    return lattice, scratch
+  rows = [jax.tree.map(lambda x: x[:, 0], law) for law in laws]
+  return jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows), scratch
+
+
+def lattice_of(draft: Candidates) -> Lattice:
+  """What the pool and the scorer read of `read_laws`."""
+  return Lattice(
+    token_BTC=draft.token_BWC,
+    # Rounding must not lift a child above its parent.
+    score_BTC=jnp.minimum(draft.logq_BWC, 0),
+    plain_BTC=jnp.clip(draft.features.logq_BWC, FLOOR, 0),
+    hidden_BTD=draft.features.hidden_BWD,
+    entropy_BT=draft.features.entropy_BW,
+  )
+
+
+def nodes_of(lattice: Lattice, pool: Pool) -> Nodes:
+  """The pool's nodes with their plain log-probabilities."""
+  plain_BTW = _ranked(lattice.plain_BTC, pool)
+  return Nodes(
+    token_BTW=_ranked(lattice.token_BTC, pool),
+    parent_BTW=pool.parent_BTW,
+    step_BTW=plain_BTW,
+    total_BTW=path_sum(plain_BTW, pool.parent_BTW),
+  )
+
+
+def judge(
+  params: Bound, lattice: Lattice, nodes: Nodes, pool: Pool, root_B: Array
+) -> tuple[Array, Array]:
+  """The scorer's laws, with coupled marginals in the place of plain ones.
+
+  Serving and training both call this one.
+
+  Returns:
+    float32 log P(node | parent) [B, T, W], -inf for dead nodes, and the log of
+    what each parent's nodes leave to other tokens [B, T, U].
+  """
+  edge_BTW, other_BTW = scorer.logits(params, lattice, nodes, root_B)
+  edge_BTW, other_BTW = exchange(
+    edge_BTW,
+    other_BTW,
+    nodes.step_BTW,
+    _ranked(lattice.score_BTC, pool),
+    pool,
+  )
+  return law(edge_BTW, other_BTW, pool)
+
+
+def _ranked(x_BTC: Array, pool: Pool) -> Array:
+  """[B, T, W]: of each node's candidate."""
+  return jnp.take_along_axis(x_BTC, pool.rank_BTW, axis=2)

@@ -9,14 +9,13 @@ changes at least one of them.
 import dataclasses
 import functools
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from byte_lm_fixture import FOLDER
 
-import specjax
 from specjax import sampling
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
@@ -28,7 +27,6 @@ from specjax.models.layers import unembed
 from specjax.types import Context, Params, Sampling
 from specjax.weights.safetensors import load_target, load_tensors
 
-MODELS = pathlib.Path(specjax.__file__).parent / 'pretrained' / 'byte_lm'
 NEW = 96
 SIZES = (7, 15, 32)  # drafted nodes, the root not counted
 TOLERANCE = 1e-4
@@ -36,7 +34,7 @@ TOLERANCE = 1e-4
 
 @functools.cache
 def golden(name):
-  path = pathlib.Path(__file__).parents[1] / 'goldens' / 'byte_lm' / name
+  path = FOLDER / name
   return (
     json.loads(path.read_text()) if path.suffix == '.json' else np.load(path)
   )
@@ -44,12 +42,12 @@ def golden(name):
 
 @functools.cache
 def config_of(name):
-  return json.loads((MODELS / name / 'config.json').read_text())
+  return json.loads((FOLDER / name / 'config.json').read_text())
 
 
 @functools.cache
 def target():
-  return load_target(MODELS / 'target', dtype='float32', stacked=True)
+  return load_target(FOLDER / 'target', dtype='float32', stacked=True)
 
 
 @functools.cache
@@ -66,7 +64,7 @@ def params_of(folder):
   shapes = jax.eval_shape(
     lambda key: drafter.init(key, target().config), jax.random.key(0)
   )
-  return load_tensors(MODELS / folder, drafter.tensors(), shapes, 'float32')
+  return load_tensors(FOLDER / folder, drafter.tensors(), shapes, 'float32')
 
 
 def all_greedy(batch):
@@ -224,7 +222,7 @@ def test_drafter_forward(folder, stacked):
   )
   shapes = drafter.abstract('float32')
   params = load_tensors(
-    MODELS / folder,
+    FOLDER / folder,
     drafter.tensors(),
     shapes,
     'float32',

@@ -1,14 +1,13 @@
 """Reading of drafter configurations, and what a table of laws answers."""
 
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from byte_lm_fixture import FOLDER
 
-import specjax
 from specjax.drafters import dflash, dflash_config, treeflash
 from specjax.methods import ddtree
 from specjax.methods import dflash as dflash_method
@@ -18,8 +17,7 @@ from specjax.models.transformer import init
 from specjax.sampling import row_keys
 from specjax.types import Ask, Context, Frontier, Round, Sampling
 
-MODELS = pathlib.Path(specjax.__file__).parent / 'pretrained' / 'byte_lm'
-read = lambda name: json.loads((MODELS / name / 'config.json').read_text())
+read = lambda name: json.loads((FOLDER / name / 'config.json').read_text())
 TARGET = from_hf(read('target'))
 BASE = read('dflash')
 # Sizes of the released Qwen3-4B-DFlash-b16 (arXiv:2602.06036).

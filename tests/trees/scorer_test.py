@@ -1,14 +1,13 @@
 """TAPS' scorer against explicit loops and the authors' own selections."""
 
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from byte_lm_fixture import FOLDER
 
-import specjax
 from specjax import sampling, tree_ops
 from specjax.trees import scorer
 from specjax.trees.pool import beam, path_sum
@@ -23,7 +22,7 @@ from specjax.types import (
 )
 from specjax.weights.safetensors import load_target, load_tensors
 
-TARGET = pathlib.Path(specjax.__file__).parent / 'pretrained/byte_lm/target'
+TARGET = FOLDER / 'target'
 V, D, T, C, W = 20, 12, 4, 5, 3
 ROOT = 7
 

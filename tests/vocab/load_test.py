@@ -1,11 +1,11 @@
-"""Vocabularies given to `specjax.load`, on the packaged model."""
+"""Vocabularies given to `specjax.load`, on byte_lm."""
 
 import functools
 
 import numpy as np
 import pytest
+from byte_lm_fixture import load
 
-import specjax
 from specjax.drafters.evolving_vocab import EvolvingVocab
 from specjax.vocab.evospec import EvoSpec
 from specjax.vocab.fr_spec import FrSpec
@@ -20,9 +20,7 @@ SIZE = 16
 @functools.cache
 def text(method, vocab=None):
   """(ids, mean accepted) of a greedy answer."""
-  decoder = specjax.load(
-    'default', method, nodes=8 if vocab else None, vocab=vocab
-  )
+  decoder = load(method, nodes=8 if vocab else None, vocab=vocab)
   out = decoder.generate(PROMPT, max_new_tokens=48, stop_ids=())
   return out.tokens[0], out.stats.mean_accepted
 
@@ -45,7 +43,7 @@ def test_texts_stay_and_a_buffer_helps():
 
 def test_load_wraps_the_method():
   vocab = EvoSpec(ranks=ranks(), buffer=SIZE)
-  decoder = specjax.load('default', 'dflash', vocab=vocab)
+  decoder = load('dflash', vocab=vocab)
   assert isinstance(decoder.method.drafter, EvolvingVocab)
   head_VD = np.asarray(decoder.params.target.head)
   drafter = decoder.params.drafter

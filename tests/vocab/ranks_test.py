@@ -1,10 +1,10 @@
 """Counting, ranking and the files of ranked vocabularies."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
+from byte_lm_fixture import FOLDER
 from safetensors.numpy import save_file
 
 from specjax.vocab import ranks as lib
@@ -129,7 +129,7 @@ def test_wrong_files_are_refused(tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=says):
       lib.load_ranks(tmp_path / name)
-  model = pathlib.Path(lib.__file__).parents[1] / 'pretrained/byte_lm/dflash'
+  model = FOLDER / 'dflash'
   with pytest.raises(ValueError, match='no token ranks'):
     lib.load_ranks(model / 'model.safetensors')
   with pytest.raises(ValueError, match='is no file'):

@@ -1,21 +1,20 @@
 """A scorer on disk: read as written, and refused for anything else."""
 
 import json
-import pathlib
 
+import byte_lm_fixture
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from byte_lm_fixture import FOLDER
 
-import specjax
 from specjax.methods import taps
 from specjax.weights.safetensors import read_config
 from specjax.weights.scorer import check_scorer, save_scorer
 
-MODELS = pathlib.Path(specjax.__file__).parent / 'pretrained' / 'byte_lm'
-DRAFTER = MODELS / 'dflash'
-TARGET = read_config(MODELS / 'target')
+DRAFTER = FOLDER / 'dflash'
+TARGET = read_config(FOLDER / 'target')
 METHOD = taps.build(TARGET, json.loads((DRAFTER / 'config.json').read_text()))
 
 
@@ -27,7 +26,7 @@ def saved(tmp_path):
 
 
 def load(folder, **options):
-  return specjax.load(method='taps', drafter=DRAFTER, scorer=folder, **options)
+  return byte_lm_fixture.load('taps', scorer=folder, **options)
 
 
 def test_round_trip(saved):
@@ -79,6 +78,6 @@ def test_no_scorer_and_no_learned_tree(saved):
   with pytest.raises(
     ValueError, match=r'needs a trained scorer.*scorer=FOLDER'
   ):
-    specjax.load(method='taps', drafter=DRAFTER)
+    byte_lm_fixture.load('taps')
   with pytest.raises(ValueError, match='learns nothing; leave scorer out'):
-    specjax.load(method='ddtree', scorer=saved[0])
+    byte_lm_fixture.load('ddtree', scorer=saved[0])

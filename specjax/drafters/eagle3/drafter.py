@@ -88,6 +88,10 @@ class Eagle3:
     del target  # its sizes were compared, what is borrowed is read there
     return eagle3_weights.bind(self.settings, params)
 
+  def unbind(self, params: Weights) -> Weights:
+    """What `bind` made, trained or not, as a checkpoint holds it."""
+    return eagle3_weights.unbind(self.settings, params)
+
   def head(self, params: Weights, target) -> Head:
     """The drafted tokens' rows, with the target's ids."""
     if params.d2t_V is not None:

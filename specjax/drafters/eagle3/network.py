@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -61,6 +63,32 @@ def read(
     mask_BTN: bool.
     earlier: rows of this round.
   """
+
+  def block(i, layer, h_BTI, x_BTD, turn):
+    old = jax.tree.map(lambda x: x[i], (cache, earlier))
+    return transformer.block(
+      s.config, layer, h_BTI, x_BTD, turn, *old, length_B, mask_BTN
+    )
+
+  out = through(s, params, target, fused_BTD, token_BT, position_BT, block)
+  return out.replace(rows=transformer.once_over(out.rows, out.hidden_BTD))
+
+
+def through(
+  s: Settings,
+  params: Weights,
+  target,
+  fused_BTD: Array,
+  token_BT: Array,
+  position_BT: Array,
+  block: Callable[..., tuple[Array, Array, Array]],
+) -> Read:
+  """`read` with the caller's own attention.
+
+  `block` gets the index and the parameters of a layer, what its queries, keys
+  and values are made of, the residual stream and the rotation; it returns what
+  `transformer.block_with` does.
+  """
   c, first = s.config, params.layers[0]
   embed_VD = target.embed_VD if params.embed_VD is None else params.embed_VD
   token_BTD = embed_VD[token_BT].astype(fused_BTD.dtype)
@@ -74,15 +102,11 @@ def read(
   for i, layer in enumerate(params.layers):
     if i:
       h_BTI = nn.rms_norm(x_BTD, layer.attn_norm_D, c.eps)
-    old = jax.tree.map(lambda x, i=i: x[i], (cache, earlier))
-    x_BTD, k_BKTH, v_BKTH = transformer.block(
-      c, layer, h_BTI, x_BTD, turn, *old, length_B, mask_BTN
-    )
+    x_BTD, k_BKTH, v_BKTH = block(i, layer, h_BTI, x_BTD, turn)
     parts.append(kv.KVCache(k_LBKSH=k_BKTH, v_LBKSH=v_BKTH))
-  rows = jax.tree.map(lambda *xs: jnp.stack(xs), *parts)
   normed_BTD = nn.rms_norm(x_BTD, params.norm_D, c.eps)
   return Read(
     hidden_BTD=normed_BTD if s.norm_output else x_BTD,
     normed_BTD=normed_BTD,
-    rows=transformer.once_over(rows, x_BTD),
+    rows=jax.tree.map(lambda *xs: jnp.stack(xs), *parts),
   )

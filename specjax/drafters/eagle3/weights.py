@@ -64,15 +64,8 @@ def init(s: Settings, key: Array) -> Weights:
   """Random parameters; the drafted tokens are a random choice."""
   matrix_key, choice_key = jax.random.split(key)
   weights = transformer.init_like(abstract(s, s.config.dtype), matrix_key)
-  size, vocab = s.draft_vocab, s.config.vocab
-  id_V = jnp.sort(jax.random.permutation(choice_key, vocab)[:size])
-  id_V = id_V.astype(jnp.int32)
-  offset_V = id_V - jnp.arange(size, dtype=jnp.int32)
-  drafted_V = jnp.zeros(vocab, jnp.int32).at[id_V].set(1)
-  return weights.replace(
-    d2t_V=offset_V if s.offsets else None,
-    t2d_V=drafted_V if s.mask else None,
-  )
+  id_V = jax.random.permutation(choice_key, s.config.vocab)[: s.draft_vocab]
+  return unbind(s, weights.replace(id_V=jnp.sort(id_V).astype(jnp.int32)))
 
 
 def tensors(s: Settings) -> list[Tensor]:
@@ -126,6 +119,26 @@ def bind(s: Settings, params: Weights) -> Weights:
     d2t_V=None,
     t2d_V=None,
     id_V=None if id_V is None else jnp.asarray(id_V),
+  )
+
+
+def unbind(s: Settings, params: Weights) -> Weights:
+  """The reverse of `bind`: trained parameters as a checkpoint holds them.
+
+  An embedding that was left out is zeros again.
+  """
+  size, vocab = s.draft_vocab, s.config.vocab
+  row_V = jnp.arange(size, dtype=jnp.int32)
+  id_V = row_V if params.id_V is None else params.id_V
+  drafted_V = jnp.zeros(vocab, jnp.int32).at[id_V].set(1)
+  embed_VD = params.embed_VD
+  if s.own_embedding and embed_VD is None:
+    embed_VD = jnp.zeros((vocab, s.config.width), params.fc_DE.dtype)
+  return params.replace(
+    embed_VD=embed_VD,
+    d2t_V=id_V - row_V if s.offsets else None,
+    t2d_V=drafted_V if s.mask else None,
+    id_V=None,
   )
 
 

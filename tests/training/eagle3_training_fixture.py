@@ -1,0 +1,70 @@
+"""Packed texts and a small EAGLE-3 drafter, for tests of its objective."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from eagle3_fixture import HF, TARGET, V
+
+from specjax.methods import eagle3
+from specjax.models import transformer
+from specjax.training.batch import Batch, Fixed
+from specjax.training.objectives.eagle3 import Eagle3
+
+STEPS, DECAY, T = 3, 0.7, 14
+TARGET_WEIGHTS = transformer.init(TARGET, jax.random.key(0), scale=0.4)
+FIXED = Fixed(target=TARGET_WEIGHTS)
+# (length, first wanted token) of the texts of each row; the rest is padding.
+TEXTS = (((6, 2), (7, 3)), ((11, 5),))
+
+
+def batch(seed=0):
+  rng = np.random.default_rng(seed)
+  token_BT = rng.integers(0, V, (2, T)).astype(np.int32)
+  text_BT, position_BT, wanted_BT = np.zeros((3, 2, T), np.int32)
+  for b, row in enumerate(TEXTS):
+    first = 0
+    for i, (n, wanted) in enumerate(row):
+      text_BT[b, first : first + n] = i + 1
+      position_BT[b, first : first + n] = np.arange(n)
+      wanted_BT[b, first + wanted : first + n] = 1
+      first += n
+  wanted_BT[1, 8] = 0  # a hole within an answer
+  return Batch(
+    token_BT=jnp.asarray(token_BT),
+    wanted_BT=jnp.asarray(wanted_BT, bool),
+    text_BT=jnp.asarray(text_BT),
+    position_BT=jnp.asarray(position_BT),
+  )
+
+
+def noisy(shapes, seed=0):
+  """Random values for every float, norms too: a norm left out then shows."""
+  rng = np.random.default_rng(seed)
+  draw = lambda x: jnp.asarray(rng.normal(0.3, 0.5, x.shape), jnp.float32)
+  return jax.tree.map(
+    lambda x: draw(x) if x.dtype == jnp.float32 else x, shapes
+  )
+
+
+def case(changes=(), switches=(), **options):
+  """(objective, bound parameters)."""
+  method = eagle3.build(TARGET, HF | dict(changes), nodes=9, depth=8, width=1)
+  settings = dataclasses.replace(method.drafter.settings, **dict(switches))
+  drafter = dataclasses.replace(method.drafter, settings=settings)
+  params = noisy(drafter.init(jax.random.key(1), TARGET))
+  options = {'steps': STEPS, 'decay': DECAY} | options
+  objective = Eagle3(drafter=drafter, **options)
+  return objective, drafter.bind(params, TARGET_WEIGHTS)
+
+
+def spans(texts):
+  """(row, slice) of every text."""
+  text_BT = np.asarray(texts.text_BT)
+  for b, row in enumerate(text_BT):
+    for i in range(1, row.max() + 1):
+      at = np.flatnonzero(row == i)
+      yield b, slice(at[0], at[-1] + 1)

@@ -1,0 +1,132 @@
+"""EAGLE-3's unroll in training against its drafter in decoding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from eagle3_fixture import V
+from eagle3_training_fixture import (
+  STEPS,
+  TARGET_WEIGHTS,
+  T,
+  batch,
+  case,
+  spans,
+)
+
+from specjax import sampling
+from specjax.models import transformer
+from specjax.training import teacher
+from specjax.training.objectives import eagle3
+from specjax.types import Accepted, Ask, Context, Frontier, Round, Sampling
+
+pytestmark = pytest.mark.usefixtures('quick_compiles')
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decoded(drafter, params, token_BT, taps_BTE, root_B):
+  """float32[B, S, V]: laws at the root and below it, along the text.
+
+  The prompt is what stands before the root; every draft is the true token.
+  """
+  b, t = token_BT.shape
+  zeros, ones = jnp.zeros(b), jnp.ones(b, jnp.int32)
+  round = Round(
+    context=Context(token_BT, root_B + 1),
+    key_B=sampling.row_keys(range(b)),
+    noise_BPV=None,
+    sampling=Sampling(zeros, ones, zeros, zeros, all_greedy=True),
+  )
+  dead_BT = jnp.arange(t) >= root_B[:, None]
+  prompt = Accepted(
+    token_BP=jnp.where(dead_BT, 3, token_BT),
+    start_B=jnp.zeros(b, jnp.int32),
+    length_B=root_B,
+    taps_BPE=jnp.where(dead_BT[..., None], 9.0, taps_BTE),
+  )
+  call = lambda f, *x: f(params, TARGET_WEIGHTS, *x)
+  state = drafter.start(params, TARGET_WEIGHTS, b, t + 8)
+  state = call(drafter.commit, state, None, prompt)
+  ask = Ask(depth=STEPS, fanout=drafter.settings.draft_vocab)
+  found, scratch = call(drafter.begin, state, round, ask)
+  laws = [found]
+  for depth in range(1, STEPS):
+    at_B1 = jnp.minimum(root_B + depth, t - 1)[:, None]
+    frontier = Frontier(
+      token_BW=jnp.take_along_axis(token_BT, at_B1, axis=1),
+      row_BW=jnp.zeros((b, 1), jnp.int32),
+      depth=depth,
+    )
+    found, scratch = call(drafter.expand, scratch, frontier)
+    laws.append(found)
+  put = jax.vmap(lambda i, x: jnp.zeros(V).at[i].set(x))
+  spread = lambda x: put(x.token_BWC[:, 0], x.logq_BWC[:, 0])
+  return jnp.stack([spread(x) for x in laws], axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def trained(objective, params, texts, taps_BTE):
+  """float32[B, T, S, V]: laws of the unroll, zero for what is not drafted."""
+  drafter = objective.drafter
+  states = eagle3.unroll(
+    drafter.settings, params, TARGET_WEIGHTS, texts, taps_BTE, STEPS
+  )
+  head = drafter.head(params, TARGET_WEIGHTS)
+  logq_BTSV = jax.nn.log_softmax(jnp.stack(states, axis=2) @ head.rows_VD.T)
+  ids = jnp.arange(V) if head.id_V is None else head.id_V
+  return jnp.zeros((*logq_BTSV.shape[:3], V)).at[..., ids].set(logq_BTSV)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'switches'),
+  [
+    ({}, {}),
+    ({'norm_before_residual': True, 'fc_norm': True}, {}),
+    ({'norm_output': True, 'num_hidden_layers': 2}, {}),
+    ({'draft_arch': 'qwen3', 'draft_vocab_size': None}, {}),
+  ],
+  ids=str,
+)
+def test_every_step_is_a_depth_of_decoding(changes, switches):
+  """Step i of row t against the drafter at depth i below the root t + 1.
+
+  Catches a step whose token, rotation or own earlier rows are off by one, rows
+  of true features behind t that are seen or before it that are not, a recycled
+  vector in another norm, features fused twice, and texts that see another.
+  """
+  objective, params = case(changes, switches)
+  texts, drafter = batch(), objective.drafter
+  view = teacher.read(TARGET_WEIGHTS, texts, drafter.taps)
+  got_BTSV = trained(objective, params, texts, view.taps_BTE)
+  root_B, compared = np.arange(1, 11), 0  # one shape, and one program, for all
+  for b, at in spans(texts):
+    n = at.stop - at.start
+    alone = np.pad(texts.token_BT[b, at], (0, T - n), constant_values=5)
+    tiled = lambda x: jnp.asarray(np.tile(x, (len(root_B), *[1] * x.ndim)))
+    cut_TE = transformer.read(
+      TARGET_WEIGHTS, jnp.asarray(alone)[None], taps=drafter.taps
+    ).taps_BTE[0]
+    want_BSV = decoded(
+      drafter, params, tiled(alone), tiled(cut_TE), jnp.asarray(root_B)
+    )
+    for root, want_SV in zip(root_B[: n - 1], want_BSV, strict=False):
+      live = min(STEPS, n - root)  # tokens of this text to go on with
+      got_SV = got_BTSV[b, at.start + root - 1]
+      np.testing.assert_allclose(got_SV[:live], want_SV[:live], atol=1e-4)
+      compared += live
+  assert compared > 50
+
+
+def test_lots_of_queries_change_nothing(monkeypatch):
+  """Catches rows of another lot that are lost, or own ones of another lot."""
+  objective, params = case()
+  texts, drafter = batch(), objective.drafter
+  view = teacher.read(TARGET_WEIGHTS, texts, drafter.taps)
+  want = trained(objective, params, texts, view.taps_BTE)
+  monkeypatch.setattr(eagle3, 'LOT', 5)
+  got = jax.jit(trained.__wrapped__, static_argnums=0)(
+    objective, params, texts, view.taps_BTE
+  )
+  np.testing.assert_allclose(got, want, atol=1e-5)
