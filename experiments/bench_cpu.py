@@ -50,7 +50,7 @@ def main(argv) -> None:
   del argv
   target = pathlib.Path(FLAGS.target)
   rows = []
-  for part in (ar_against_others, rounds, byte_lm):
+  for part in (ar_against_others, rounds, packaged):
     for row in part(target):
       rows.append(row)
       print(_line(row), flush=True)
@@ -116,7 +116,7 @@ def rounds(target: pathlib.Path):
     yield _row(f'round time of {a} / {b}', seconds[a], seconds[b], goal)
 
 
-def byte_lm(target: pathlib.Path):
+def packaged(target: pathlib.Path):
   """The packaged model: decode time per text, `ar` over `ddtree` of 33 rows."""
   del target
   chats = [as_messages(p) for p in read_prompts('gsm8k_test_20', limit=4)]
@@ -132,7 +132,7 @@ def byte_lm(target: pathlib.Path):
     )
   seconds = interleaved(jobs, repeats=FLAGS.repeats)
   yield _row(
-    'byte_lm: speed-up of ddtree nodes=33 over ar',
+    'packaged model: speed-up of ddtree nodes=33 over ar',
     seconds['ar'],
     seconds['ddtree'],
     '> 1',

@@ -185,7 +185,7 @@ def _configured(
   if name != 'target':
     bound['HeldOut.prompts'] = work.prompts
   if name == 'treeflash':
-    bound['Block.backbone'] = work / 'package/dflash'
+    bound['shapes.Block.backbone'] = work / 'package/dflash'
   if name == 'dflash_opd':
     bound['Rolls.prompts'] = work.prompts
   run.parse(

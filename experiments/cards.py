@@ -41,22 +41,20 @@ def write(
     _size(shape) for shape in stored_shapes(folder / WEIGHTS).values()
   )
   name = folder.name
+  stored = 'float32' if name == 'taps' else 'bfloat16'
   lines = [
     f'# {name}',
     '',
     WHAT[name],
     '',
-    f'- **Size.** {count:,} parameters, stored in bfloat16'
-    + (' (the scorer in float32).' if name == 'taps' else '.'),
+    f'- **Size.** {count:,} parameters, stored in {stored}.',
     f'- **Data.** {_data(name)}',
     '- **Command.** `python -m experiments.build_default '
     f'--prompts=gsm8k_train.jsonl --only={name}`; settings in '
     f'{_settings(name)}.',
     f'- **Time.** {seconds / 60:.0f} minutes on {_machine(record)}'
     + (f', {steps} steps.' if steps else '.'),
-    f'- **Last figures.** {_figures(figures)}. `accepted` is tokens per round '
-    'of greedy decoding on 16 questions of the train split, to watch the '
-    'training; what counts is in [the card of all](../README.md).',
+    f'- **Last figures.** {_figures(figures)}.{_meaning(name, figures)}',
     '',
   ]
   (folder / 'README.md').write_text('\n'.join(lines))
@@ -97,6 +95,22 @@ def _figures(figures: Mapping[str, Any]) -> str:
     interval = f'[{figures["low"]:.2f}, {figures["high"]:.2f}]'
     parts = [p + f' {interval}' * p.startswith('accepted ') for p in parts]
   return ', '.join(parts)
+
+
+def _meaning(name: str, figures: Mapping[str, Any]) -> str:
+  """What `accepted` is among them."""
+  if name == 'taps':
+    return (
+      ' `accepted` and `marginal_accepted` are expected drafts per round, by '
+      "the scorer and by the drafter's own laws, of held-out traces."
+    )
+  if 'low' not in figures:
+    return ''
+  return (
+    ' `accepted` is tokens per round of greedy decoding on 16 questions of the '
+    'train split, to watch the training; what counts is in '
+    "the project's README."
+  )
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -6,7 +6,7 @@ import pathlib
 
 from specjax.weights.files import read_settings
 
-PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'byte_lm'
+PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'gsm8k_bytes'
 
 
 def drafter(method: str) -> pathlib.Path | None:

@@ -170,9 +170,9 @@ def test_a_build_function_with_its_options_bound():
   [
     (dict(method='nope'), 'choose one of ar, .*ddtree'),
     (dict(method='ddtree', budget=3), "no option 'budget'; it has nodes"),
-    (dict(method='draft_model'), 'needs a drafter and none is packaged'),
+    (dict(method='jetspec'), 'needs a drafter and none is packaged'),
     (dict(method='lookup', drafter='x'), 'takes no drafter'),
-    (dict(method='dflash', nodes=9), '1 .the anchor alone. to 8'),
+    (dict(method='dflash', nodes=17), '1 .the anchor alone. to 16'),
     (dict(method='lookup', nodes=0), 'nodes is 0'),
     (dict(method='ddtree', nodes=0), 'nodes is 0'),
     (dict(method='ddtree', nodes=10**7), 'nodes is 10000000.*context.*1024'),
