@@ -1,0 +1,76 @@
+"""What a build of the packaged default leaves, stage by stage."""
+
+import json
+
+import pytest
+
+from experiments import build_default, cards, run
+from experiments.build_default import Work, build, pack
+from specjax import packaged
+
+
+@pytest.fixture
+def work(tmp_path):
+  return Work(tmp_path / 'out', 'train.jsonl')
+
+
+def test_done_stages_are_passed_over(work, monkeypatch):
+  """And one that failed is not done, its time is kept."""
+  calls = []
+
+  def fails(work):
+    calls.append('second')
+    if len(calls) < 3:
+      raise KeyboardInterrupt
+
+  stages = {'first': lambda work: calls.append('first'), 'second': fails}
+  monkeypatch.setattr(build_default, 'STAGES', stages)
+  with pytest.raises(KeyboardInterrupt):
+    build(work, [])
+  build(work, [])
+  build(work, [])
+  assert calls == ['first', 'second', 'second']
+  times = json.loads((work.out / build_default.TIMES).read_text())
+  assert all(entry['done'] for entry in times.values())
+  with pytest.raises(ValueError, match=r"no stage \['third'\]; choose of"):
+    build(work, ['third'])
+
+
+def test_the_spec_is_what_is_packaged(work):
+  """Otherwise the command would build another model than the shipped one."""
+  build_default.spec(work)
+  made = json.loads((work.out / 'spec/config.json').read_text())
+  path = packaged.PRETRAINED / 'target' / 'config.json'
+  assert made == json.loads(path.read_text())
+
+
+def test_lists_and_cards(work):
+  """Only what is there is listed; a card names data, command and figures."""
+  folder = work.package / 'dflash'
+  folder.mkdir(parents=True)
+  for name in ('config.json', 'model.safetensors'):
+    source = packaged.PRETRAINED / 'dflash' / name
+    (folder / name).write_bytes(source.read_bytes())
+  record = work.out / 'runs/dflash'
+  record.mkdir(parents=True)
+  row = {'step': 7, 'ce': 1.5, 'accepted': 3.0, 'low': 2.5, 'high': 3.5}
+  run.append_rows(record / 'train.jsonl', [row])
+  (work.out / build_default.TIMES).write_text('{"dflash": {"seconds": 120}}')
+  pack(work)
+  listed = json.loads((work.package / 'drafters.json').read_text())
+  assert set(listed.values()) == {'dflash'} and 'ddtree' in listed
+  assert json.loads((work.package / 'scorers.json').read_text()) == {}
+  card = (folder / 'README.md').read_text()
+  for said in ('1,623,936 parameters', '--only=dflash', '2 minutes', '7 steps'):
+    assert said in card
+  assert 'ce 1.5, accepted 3 [2.50, 3.50]' in card
+
+
+def test_every_packaged_model_has_a_card():
+  """And says what it is; those of the package are as `pack` lists them."""
+  assert {*packaged.drafters()} <= cards.WHAT.keys()
+  for folder in packaged.PRETRAINED.iterdir():
+    if folder.is_dir():
+      assert cards.WHAT[folder.name] in (folder / 'README.md').read_text()
+  size = sum(p.stat().st_size for p in packaged.PRETRAINED.rglob('*.*'))
+  assert size < 25e6
