@@ -13,8 +13,8 @@ from jax import lax
 from pallas_kernels.products import product
 from specjax.drafters.dflash import DFlash, Weights
 from specjax.models import layers as nn
+from specjax.models.block import block_with
 from specjax.models.rope import rotation
-from specjax.models.transformer import block_with
 from specjax.training.batch import Batch
 from specjax.training.chunked import over_rows
 from specjax.training.teacher import Teacher

@@ -24,11 +24,10 @@ FORMS = ('sampled', 'full')
 
 @functools.cache
 def setting(vocab='all'):
-  """(parameters, a few rounds of each text): the trained ones', some kept."""
+  """(parameters, the first rounds of each text): some drafts are kept."""
   replay = ox.whole(ox.batches(ox.trained(), FIXED[vocab])[0])
-  cut = lambda x: x[:, -ROUNDS - 8 : -8] if x.ndim > 1 else x
-  rounds = {
-    name: cut(getattr(replay, name))
+    rounds = {
+    name: getattr(replay, name)[:, :ROUNDS]
     for name in (
       'anchor_BR', 'kept_BR', 'committed_BR', 'draft_BRK', 'logp_BRK'
     )
@@ -149,7 +148,7 @@ class TestLoss:
       assert metrics['replayed'].tolist() == [len(live) * K] * 2
     moved = replay.replace(anchor_BR=replay.anchor_BR + replay.live_BR)
     same, count = value(objective(), params, FIXED[vocab], moved)[1]['replayed']
-    assert same < count / 2
+    assert same < 0.8 * count
 
   @pytest.mark.parametrize('vocab', FIXED)
   @pytest.mark.parametrize('form', FORMS)
@@ -229,7 +228,6 @@ class TestGradients:
       way = jax.tree.unflatten(
         tree, [jax.random.normal(key, x.shape) for x in flat]
       )
-
       ends = []
       for step in (1e-3, -1e-3):
         scaled = jax.tree.map(lambda d, step=step: step * d, way)

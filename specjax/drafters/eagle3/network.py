@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from specjax.drafters.eagle3.layout import Settings
 from specjax.drafters.eagle3.weights import Weights
+from specjax.models import block as block_lib
 from specjax.models import cache as kv
 from specjax.models import layers as nn
-from specjax.models import transformer
 from specjax.models.rope import rotation
 from specjax.types import Array, struct
 
@@ -66,12 +66,12 @@ def read(
 
   def block(i, layer, h_BTI, x_BTD, turn):
     old = jax.tree.map(lambda x: x[i], (cache, earlier))
-    return transformer.block(
+    return block_lib.block(
       s.config, layer, h_BTI, x_BTD, turn, *old, length_B, mask_BTN
     )
 
   out = through(s, params, target, fused_BTD, token_BT, position_BT, block)
-  return out.replace(rows=transformer.once_over(out.rows, out.hidden_BTD))
+  return out.replace(rows=block_lib.once_over(out.rows, out.hidden_BTD))
 
 
 def through(
@@ -87,7 +87,7 @@ def through(
 
   `block` gets the index and the parameters of a layer, what its queries, keys
   and values are made of, the residual stream and the rotation; it returns what
-  `transformer.block_with` does.
+  `models.block.block_with` does.
   """
   c, first = s.config, params.layers[0]
   embed_VD = target.embed_VD if params.embed_VD is None else params.embed_VD

@@ -18,7 +18,7 @@ from specjax.drafters.eagle3.layout import Settings
 from specjax.drafters.eagle3.weights import Weights
 from specjax.models import cache as kv
 from specjax.models import layers as nn
-from specjax.models import transformer
+from specjax.models.block import block_with
 from specjax.models.whole_text import LOT
 from specjax.training import chunked, teacher
 from specjax.training.batch import (
@@ -189,7 +189,7 @@ def _block(
   """
   earlier = tuple((x.k_LBKSH[index], x.v_LBKSH[index]) for x in made)
   attend = functools.partial(jax.checkpoint(_attend), text_BT, earlier)
-  return transformer.block_with(s.config, layer, h_BTI, x_BTD, turn, attend)
+  return block_with(s.config, layer, h_BTI, x_BTD, turn, attend)
 
 
 def _attend(
