@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 
@@ -36,16 +38,27 @@ def attention(
   k = k_BKTH.shape[1]
   q_BKGTH = q_BTQH.reshape(b, t, k, q // k, h).transpose(0, 2, 3, 1, 4)
   parts = []
-  for start in range(0, t, LOT):
-    end = min(start + LOT, t)
-    see_TN = jnp.arange(start, end)[:, None] >= jnp.arange(end)
-    if text_BT is not None:
-      see_TN &= text_BT[:, start:end, None] == text_BT[:, None, :end]
-      see_TN = see_TN[:, None, None]
-    keys, values = k_BKTH[:, :, :end], v_BKTH[:, :, :end]
-    logits = product('bkgth,bknh->bkgtn', q_BKGTH[:, :, :, start:end], keys)
-    logits = jnp.where(see_TN, logits * scale, -jnp.inf)
+  for at, see_BTN in lots(t, text_BT):
+    keys, values = k_BKTH[:, :, : at.stop], v_BKTH[:, :, : at.stop]
+    logits = product('bkgth,bknh->bkgtn', q_BKGTH[:, :, :, at], keys)
+    logits = jnp.where(see_BTN[:, None, None], logits * scale, -jnp.inf)
     share = jax.nn.softmax(logits).astype(q_BTQH.dtype)
     parts.append(product('bkgtn,bknh->bkgth', share, values))
   out_BKGTH = jnp.concatenate(parts, axis=3).astype(q_BTQH.dtype)
   return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(b, t, q, h)
+
+
+def lots(t: int, text_BT: Array | None) -> Iterator[tuple[slice, Array]]:
+  """Queries some at a time, and what each sees of the keys up to their end.
+
+  Masks are bool[B or 1, T, N], N being the stop of the slice: the tokens up to
+  the query's own, of its text.
+  """
+  for start in range(0, t, LOT):
+    end = min(start + LOT, t)
+    see_BTN = (jnp.arange(start, end)[:, None] >= jnp.arange(end))[None]
+    if text_BT is not None:
+      see_BTN = see_BTN & (
+        text_BT[:, start:end, None] == text_BT[:, None, :end]
+      )
+    yield slice(start, end), see_BTN

@@ -84,6 +84,37 @@ def row_of(head: Head, token: Array) -> tuple[Array, Array]:
   return row, head.id_V[row] == token
 
 
+def token_of(head: Head, row: Array) -> Array:
+  """The reverse: what these rows propose (int32 of any shape)."""
+  row = row.astype(jnp.int32)
+  return row if head.id_V is None else head.id_V[row]
+
+
+def kept(head: Head, x_NV: Array) -> Array:
+  """Columns of the target's tokens, cut to those of the head."""
+  return x_NV if head.id_V is None else x_NV[:, head.id_V]
+
+
+def moved(x_BT: Array, by: int) -> Array:
+  """Entries so many places later (earlier, below 0); zeros come in."""
+  t = x_BT.shape[1]
+  by = max(-t, min(by, t))
+  pad = [(0, 0)] * x_BT.ndim
+  pad[1] = (max(by, 0), max(-by, 0))
+  return jnp.pad(x_BT[:, max(-by, 0) : t - max(by, 0)], pad)
+
+
+def goes_on(batch: Batch, places: int = 1) -> Array:
+  """bool[B, T]: is the token so many places on one of the same text?"""
+  text_BT = batch.text_BT
+  return (moved(text_BT, -places) == text_BT) & (text_BT > 0)
+
+
+def asked(batch: Batch, places: int = 1) -> Array:
+  """bool[B, T]: is that token to be drafted as well?"""
+  return goes_on(batch, places) & moved(batch.wanted_BT, -places)
+
+
 def share(sum_N: Array, weight_N: Array) -> Array:
   """A pair of `Metrics`: a weighted sum and its weight."""
   total = jnp.sum(jnp.where(weight_N > 0, sum_N, 0) * weight_N)

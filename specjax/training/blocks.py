@@ -15,7 +15,7 @@ from specjax.drafters.dflash import DFlash, Weights
 from specjax.models import layers as nn
 from specjax.models.block import block_with
 from specjax.models.rope import rotation
-from specjax.training.batch import Batch
+from specjax.training.batch import Batch, asked
 from specjax.training.chunked import over_rows
 from specjax.training.teacher import Teacher
 from specjax.tree_ops import take_rows
@@ -50,12 +50,9 @@ def draw_anchors(
     prompt_end: also the last token before an answer, where a loop would start
       whose target did not give the first token.
   """
-  text_BS, wanted_BS = batch.text_BT, batch.wanted_BT
-  same_BS = (text_BS[:, 1:] == text_BS[:, :-1]) & (text_BS[:, 1:] > 0)
-  fit_BS = same_BS & wanted_BS[:, 1:]
+  fit_BS = asked(batch)
   if not prompt_end:
-    fit_BS &= wanted_BS[:, :-1]
-  fit_BS = jnp.pad(fit_BS, ((0, 0), (0, 1)))
+    fit_BS &= batch.wanted_BT
   lot_BS = jnp.where(fit_BS, jax.random.uniform(key, fit_BS.shape), -1.0)
   best_BA, anchor_BA = lax.top_k(lot_BS, min(count, fit_BS.shape[1]))
   last = fit_BS.shape[1]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.products import product
-from specjax.training.batch import row_of
+from specjax.training.batch import kept, row_of, token_of
 from specjax.types import Array, Head
 
 CHUNK = 1024
@@ -63,8 +63,7 @@ def log_probs(
     logq_cV = jax.nn.log_softmax(logits(hidden_cD, head.rows_VD))
     row_cA, there_cA = row_of(head, id_cA)
     logq_cA = jnp.take_along_axis(logq_cV, row_cA, axis=1)
-    best_c = jnp.argmax(logq_cV, axis=1).astype(jnp.int32)
-    best_c = best_c if head.id_V is None else head.id_V[best_c]
+    best_c = token_of(head, jnp.argmax(logq_cV, axis=1))
     return jnp.where(there_cA, logq_cA, -jnp.inf), best_c
 
   return over_rows(some, hidden_ND, id_NA, chunk=chunk)
@@ -93,18 +92,45 @@ def divergence(
     heat: temperature of both.
     chunk: rows at a time.
   """
+  value_N, mine_N, best_N = directed(
+    hidden_ND,
+    head,
+    teacher_ND,
+    teacher_VD,
+    jnp.full(len(hidden_ND), reverse),
+    heat=heat,
+    chunk=chunk,
+  )
+  return value_N, mine_N == best_N
 
-  def some(hidden_cD, teacher_cD):
+
+def directed(
+  hidden_ND: Array,
+  head: Head,
+  teacher_ND: Array,
+  teacher_VD: Array,
+  reverse_N: Array,
+  *,
+  heat: float = 1.0,
+  chunk: int = CHUNK,
+) -> tuple[Array, Array, Array]:
+  """`divergence` with a direction for each row.
+
+  Returns:
+    float32[N]; and int32[N] the likeliest tokens of q and of p.
+  """
+
+  def some(hidden_cD, teacher_cD, reverse_c):
     full_cV = logits(teacher_cD, teacher_VD)
-    best_c = jnp.argmax(full_cV, axis=1)
-    part_cV = full_cV if head.id_V is None else full_cV[:, head.id_V]
-    logp_cV = lax.stop_gradient(jax.nn.log_softmax(part_cV / heat))
+    best_c = jnp.argmax(full_cV, axis=1).astype(jnp.int32)
+    logp_cV = jax.nn.log_softmax(kept(head, full_cV) / heat)
+    logp_cV = lax.stop_gradient(logp_cV)
     own_cV = logits(hidden_cD, head.rows_VD)
     logq_cV = jax.nn.log_softmax(own_cV / heat)
-    weight_cV = jnp.exp(logq_cV if reverse else logp_cV)
-    gap_cV = logq_cV - logp_cV if reverse else logp_cV - logq_cV
-    mine_c = jnp.argmax(own_cV, axis=1)
-    mine_c = mine_c if head.id_V is None else head.id_V[mine_c]
-    return jnp.sum(weight_cV * gap_cV, axis=1), mine_c == best_c
+    back_c1 = reverse_c[:, None]
+    weight_cV = jnp.exp(jnp.where(back_c1, logq_cV, logp_cV))
+    gap_cV = jnp.where(back_c1, logq_cV - logp_cV, logp_cV - logq_cV)
+    mine_c = token_of(head, jnp.argmax(own_cV, axis=1))
+    return jnp.sum(weight_cV * gap_cV, axis=1), mine_c, best_c
 
-  return over_rows(some, hidden_ND, teacher_ND, chunk=chunk)
+  return over_rows(some, hidden_ND, teacher_ND, reverse_N, chunk=chunk)

@@ -17,7 +17,7 @@ from eagle3_training_fixture import (
 )
 
 from specjax import sampling
-from specjax.models import transformer
+from specjax.models import transformer, whole_text
 from specjax.training import teacher
 from specjax.training.objectives import eagle3
 from specjax.types import Accepted, Ask, Context, Frontier, Round, Sampling
@@ -125,7 +125,7 @@ def test_lots_of_queries_change_nothing(monkeypatch):
   texts, drafter = batch(), objective.drafter
   view = teacher.read(TARGET_WEIGHTS, texts, drafter.taps)
   want = trained(objective, params, texts, view.taps_BTE)
-  monkeypatch.setattr(eagle3, 'LOT', 5)
+  monkeypatch.setattr(whole_text, 'LOT', 5)
   jax.clear_caches()  # or the program made above would run again
   got = trained(objective, params, texts, view.taps_BTE)
   jax.clear_caches()

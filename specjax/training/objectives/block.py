@@ -48,6 +48,15 @@ class Lot:
   weight_BAT: Array  # float32
 
 
+@struct
+class Told:
+  """What target and drafter say of a lot."""
+
+  view: teacher.Teacher
+  raw_BATD: Array
+  normed_BATD: Array
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
   """Every mask of a block learns the token at its own place.
@@ -112,19 +121,16 @@ class Block:
     mass_K: Array,
   ) -> tuple[Array, Metrics]:
     lot = draw(self, fixed, batch, key)
-    view = teacher.read(fixed.target, batch, self.drafter.taps)
-    _, normed_BATD = blocks.block_hidden(
-      self.drafter,
-      params,
-      fixed.target,
-      batch,
-      view,
-      lot.anchor_BA,
-      lot.valid_BA,
-    )
+    told = tell(self.drafter, params, fixed, batch, lot)
     head = limited(self.drafter.head(params, fixed.target), fixed)
     value_BAT, right_BAT = measure(
-      self.kind, normed_BATD, head, fixed, view, lot.slots, heat=self.heat
+      self.kind,
+      told.normed_BATD,
+      head,
+      fixed,
+      told.view,
+      lot.slots,
+      heat=self.heat,
     )
     if self.pace is not None:
       lot = lot.replace(weight_BAT=paced(value_BAT, lot.weight_BAT, self.pace))
@@ -163,6 +169,21 @@ def draw(of: Draws, fixed: Fixed, batch: Batch, key: Array) -> Lot:
     slots=slots,
     weight_BAT=jnp.where(slots.wanted_BAT & there_BAT, weight_T, 0.0),
   )
+
+
+def tell(
+  drafter: dflash.DFlash,
+  params: dflash.Weights,
+  fixed: Fixed,
+  batch: Batch,
+  lot: Lot,
+) -> Told:
+  """The target's pass over the texts, and the block drafter's behind it."""
+  view = teacher.read(fixed.target, batch, drafter.taps)
+  raw_BATD, normed_BATD = blocks.block_hidden(
+    drafter, params, fixed.target, batch, view, lot.anchor_BA, lot.valid_BA
+  )
+  return Told(view=view, raw_BATD=raw_BATD, normed_BATD=normed_BATD)
 
 
 def measure(

@@ -10,8 +10,15 @@ import jax.numpy as jnp
 from specjax import sampling
 from specjax.checks import number
 from specjax.drafters import dflash
-from specjax.training import blocks, chunked, teacher
-from specjax.training.batch import Batch, Fixed, Metrics, limited
+from specjax.training import chunked
+from specjax.training.batch import (
+  Batch,
+  Fixed,
+  Metrics,
+  kept,
+  limited,
+  token_of,
+)
 from specjax.training.objectives import block
 from specjax.tree_ops import take_rows
 from specjax.types import Array, Head
@@ -74,19 +81,15 @@ class Coupled:
     mass_K: Array,
   ) -> tuple[Array, Metrics]:
     lot = block.draw(self, fixed, batch, key)
-    view = teacher.read(fixed.target, batch, self.drafter.taps)
-    _, normed_BATD = blocks.block_hidden(
-      self.drafter,
-      params,
-      fixed.target,
-      batch,
-      view,
-      lot.anchor_BA,
-      lot.valid_BA,
-    )
+    told = block.tell(self.drafter, params, fixed, batch, lot)
     head = limited(self.drafter.head(params, fixed.target), fixed)
     value_BAT, right_BAT = self._measure(
-      normed_BATD, head, fixed, view, lot.slots, jax.random.fold_in(key, 1)
+      told.normed_BATD,
+      head,
+      fixed,
+      told.view,
+      lot.slots,
+      jax.random.fold_in(key, 1),
     )
     figures = {'coupled': block.mean(value_BAT, lot)}
     return figures['coupled'][0] / mass_K[0], figures | block.progress(
@@ -99,19 +102,17 @@ class Coupled:
     """(float32[B, A, T], bool[B, A, T]): what a slot loses, is it right?"""
     b, a, t, _ = normed_BATD.shape
     vocab = fixed.target.head.shape[0]
-    kept = lambda x_cV: x_cV if head.id_V is None else x_cV[:, head.id_V]
 
     def some(normed_cD, teacher_cD, row_c, before_c, sharpness_c):
       key_c = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_c)
       noise_cV = sampling.noise(key_c, before_c + 1, 1, vocab)[:, 0]
       noise_cV = self.temperature * noise_cV
       target_cV = chunked.logits(teacher_cD, fixed.target.head) + noise_cV
-      score_cV = chunked.logits(normed_cD, head.rows_VD) + kept(noise_cV)
-      best_c = jnp.argmax(kept(target_cV), axis=1)
+      score_cV = chunked.logits(normed_cD, head.rows_VD) + kept(head, noise_cV)
+      best_c = jnp.argmax(kept(head, target_cV), axis=1)
       logq_cV = jax.nn.log_softmax(score_cV / sharpness_c[:, None])
       logq_c = jnp.take_along_axis(logq_cV, best_c[:, None], axis=1)[:, 0]
-      mine_c = jnp.argmax(score_cV, axis=1)
-      mine_c = mine_c if head.id_V is None else head.id_V[mine_c]
+      mine_c = token_of(head, jnp.argmax(score_cV, axis=1))
       return -logq_c, mine_c == jnp.argmax(target_cV, axis=1)
 
     last = len(self.sharpness) - 1

@@ -16,9 +16,13 @@ from specjax.training.batch import (
   Batch,
   Fixed,
   Metrics,
+  asked,
+  kept,
   limited,
+  moved,
   row_of,
   share,
+  token_of,
 )
 from specjax.types import Array, Head
 
@@ -72,7 +76,7 @@ class DraftModel:
       limited(self.drafter.head(params, fixed.target), fixed),
       flat(view.hidden_BTD),
       fixed.target.head,
-      flat(_next(batch.token_BT)),
+      flat(moved(batch.token_BT, -1)),
     )
     weight_N = flat(_asked(fixed, batch)).astype(jnp.float32)
     # A term of weight 0 is left out, so that no gradient is made of it.
@@ -85,11 +89,9 @@ class DraftModel:
 
 def _asked(fixed: Fixed, batch: Batch) -> Array:
   """bool[B, T]: is the next token wanted, of this text, and in the head?"""
-  text_BT, next_BT = batch.text_BT, _next(batch.token_BT)
-  same_BT = (_next(text_BT) == text_BT) & (text_BT > 0)
-  asked_BT = same_BT & _next(batch.wanted_BT)
+  asked_BT = asked(batch)
   if fixed.id_V is not None:
-    asked_BT &= jnp.isin(next_BT, fixed.id_V)
+    asked_BT &= jnp.isin(moved(batch.token_BT, -1), fixed.id_V)
   return asked_BT
 
 
@@ -109,7 +111,7 @@ def _against_target(
     full_cV = chunked.logits(teacher_cD, teacher_VD)
     best_c = jnp.argmax(full_cV, axis=1)
     total_c1 = jax.nn.logsumexp(full_cV, axis=1, keepdims=True)
-    part_cV = full_cV if head.id_V is None else full_cV[:, head.id_V]
+    part_cV = kept(head, full_cV)
     own_cV = chunked.logits(own_cD, head.rows_VD)
     logq_cV = jax.nn.log_softmax(own_cV)
     logp_cV = jax.nn.log_softmax(part_cV)
@@ -119,8 +121,7 @@ def _against_target(
     )
     row_c, _ = row_of(head, token_c)
     ce_c = -jnp.take_along_axis(logq_cV, row_c[:, None], axis=1)[:, 0]
-    mine_c = jnp.argmax(own_cV, axis=1)
-    mine_c = mine_c if head.id_V is None else head.id_V[mine_c]
+    mine_c = token_of(head, jnp.argmax(own_cV, axis=1))
     terms = {'kl': kl_c, 'tv': 1 - kept_c, 'ce': ce_c}
     return terms, {
       'kl': kl_c,
@@ -129,8 +130,3 @@ def _against_target(
     }
 
   return chunked.over_rows(some, own_ND, teacher_ND, token_N)
-
-
-def _next(x_BT: Array) -> Array:
-  """The entry of the next token; a zero behind the last."""
-  return jnp.pad(x_BT[:, 1:], ((0, 0), (0, 1)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -173,7 +172,7 @@ class DraftOpd:
     out = read_texts(target, batch.batch, self.drafter.taps)
     teacher = Teacher(taps_BTE=out.taps_BTE, hidden_BTD=out.hidden_BTD)
     judged_BRKD = judge(target, batch, out.rows)
-    kl_N, best_N = _divergence(
+    kl_N, best_N, _ = chunked.directed(
       self._hidden(params, fixed, batch, teacher),
       limited(self.drafter.head(params, target), fixed),
       judged_BRKD.reshape(-1, judged_BRKD.shape[-1]),
@@ -266,30 +265,3 @@ def _spoken(
   place_BRK = replay.anchor_BR[..., None] + slot_K
   last = next_BT.shape[1] - 1
   return take_rows(logp_NA.reshape(next_BT.shape), jnp.minimum(place_BRK, last))
-
-
-def _divergence(
-  hidden_ND: Array,
-  head: Head,
-  teacher_ND: Array,
-  teacher_VD: Array,
-  reverse_N: Array,
-) -> tuple[Array, Array]:
-  """(float32[N], int32[N]): KL(p || q), or KL(q || p), and q's best token.
-
-  `chunked.divergence` with a direction for each row.
-  """
-
-  def some(hidden_cD, teacher_cD, reverse_c):
-    full_cV = chunked.logits(teacher_cD, teacher_VD)
-    part_cV = full_cV if head.id_V is None else full_cV[:, head.id_V]
-    logp_cV = jax.nn.log_softmax(part_cV)
-    logq_cV = jax.nn.log_softmax(chunked.logits(hidden_cD, head.rows_VD))
-    back_c1 = reverse_c[:, None]
-    weight_cV = jnp.exp(jnp.where(back_c1, logq_cV, logp_cV))
-    gap_cV = jnp.where(back_c1, logq_cV - logp_cV, logp_cV - logq_cV)
-    best_c = jnp.argmax(logq_cV, axis=1).astype(jnp.int32)
-    best_c = best_c if head.id_V is None else head.id_V[best_c]
-    return jnp.sum(weight_cV * gap_cV, axis=1), best_c
-
-  return chunked.over_rows(some, hidden_ND, teacher_ND, reverse_N)

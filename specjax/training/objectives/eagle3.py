@@ -18,14 +18,17 @@ from specjax.drafters.eagle3.layout import Settings
 from specjax.drafters.eagle3.weights import Weights
 from specjax.models import cache as kv
 from specjax.models import layers as nn
+from specjax.models import whole_text
 from specjax.models.block import block_with
-from specjax.models.whole_text import LOT
 from specjax.training import chunked, teacher
 from specjax.training.batch import (
   Batch,
   Fixed,
   Metrics,
+  asked,
+  kept,
   limited,
+  moved,
   row_of,
   share,
 )
@@ -106,11 +109,11 @@ class Eagle3:
       self.steps,
     )
     # Step i of row t is asked what row t + 1 + i of the target says.
-    moved = lambda steps: jnp.stack(
-      [_moved(x_BT, 1 + i) for i, x_BT in enumerate(steps)], axis=2
+    beside = lambda steps: jnp.stack(
+      [moved(x_BT, 1 + i) for i, x_BT in enumerate(steps)], axis=2
     )
-    own_BTSD = moved(states)
-    wanted_BTS = moved(jnp.moveaxis(wanted(batch, self.steps), 2, 0))
+    own_BTSD = beside(states)
+    wanted_BTS = beside(jnp.moveaxis(wanted(batch, self.steps), 2, 0))
     flat = lambda x: x.reshape(-1, *x.shape[2:])
     weight_NS = flat(wanted_BTS).astype(jnp.float32)
     nats_NS, agree_NS, drafted_N = _against_target(
@@ -130,12 +133,7 @@ class Eagle3:
 
 def wanted(batch: Batch, steps: int) -> Array:
   """bool[B, T, S]: is token t + 2 + i to be drafted, in the text of t?"""
-  text_BT = batch.text_BT
-  same = lambda n: (_moved(text_BT, -n) == text_BT) & (text_BT > 0)
-  ahead = range(2, 2 + steps)
-  return jnp.stack(
-    [same(n) & _moved(batch.wanted_BT, -n) for n in ahead], axis=2
-  )
+  return jnp.stack([asked(batch, 2 + i) for i in range(steps)], axis=2)
 
 
 def unroll(
@@ -162,7 +160,7 @@ def unroll(
       params,
       target,
       fed_BTD,
-      _moved(batch.token_BT, -1 - i),
+      moved(batch.token_BT, -1 - i),
       batch.position_BT + i,
       functools.partial(_block, s, batch.text_BT, tuple(made)),
     )
@@ -210,16 +208,13 @@ def _attend(
   (k0_BKSH, v0_BKSH), *later = *earlier, (k_BKTH, v_BKTH)
   later = [(x[:, :, None], y[:, :, None]) for x, y in later]
   parts = []
-  for start in range(0, t, LOT):
-    end = min(start + LOT, t)
-    see_TS = jnp.arange(start, end)[:, None] >= jnp.arange(end)
-    same_BTS = text_BT[:, start:end, None] == text_BT[:, None, :end]
-    cut = lambda x, at=slice(start, end): x[..., at, :]
+  for at, see_BTS in whole_text.lots(t, text_BT):
+    cut = lambda x, at=at: x[..., at, :]
     out_BKGTH = _mixed(
       cut(q_BKGTH),
-      k0_BKSH[:, :, :end],
-      v0_BKSH[:, :, :end],
-      see_TS & same_BTS,
+      k0_BKSH[:, :, : at.stop],
+      v0_BKSH[:, :, : at.stop],
+      see_BTS,
       [(cut(x), cut(y)) for x, y in later],
     )
     parts.append(out_BKGTH)
@@ -271,8 +266,7 @@ def _against_target(
   def some(own_cSD, teacher_cD):
     full_cV = chunked.logits(teacher_cD, teacher_VD)
     row_c, drafted_c = row_of(head, jnp.argmax(full_cV, axis=1))
-    part_cV = full_cV if head.id_V is None else full_cV[:, head.id_V]
-    p_c1V = jax.nn.softmax(part_cV)[:, None]
+    p_c1V = jax.nn.softmax(kept(head, full_cV))[:, None]
     own_cSV = product('csd,vd->csv', own_cSD, head.rows_VD)
     nats_cS = jax.nn.logsumexp(own_cSV, axis=2) - jnp.sum(p_c1V * own_cSV, 2)
     mine_cS1 = jnp.take_along_axis(own_cSV, row_c[:, None, None], axis=2)
@@ -281,12 +275,3 @@ def _against_target(
 
   lot = max(chunked.CHUNK // own_NSD.shape[1], 1)
   return chunked.over_rows(some, own_NSD, teacher_ND, chunk=lot)
-
-
-def _moved(x_BT: Array, by: int) -> Array:
-  """Entries so many places later (earlier, below 0); zeros come in."""
-  t = x_BT.shape[1]
-  by = max(-t, min(by, t))
-  pad = [(0, 0)] * x_BT.ndim
-  pad[1] = (max(by, 0), max(-by, 0))
-  return jnp.pad(x_BT[:, max(-by, 0) : t - max(by, 0)], pad)

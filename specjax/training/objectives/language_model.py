@@ -9,7 +9,14 @@ import jax.numpy as jnp
 
 from specjax.models.transformer import Weights
 from specjax.training import chunked
-from specjax.training.batch import Batch, Fixed, Metrics, share
+from specjax.training.batch import (
+  Batch,
+  Fixed,
+  Metrics,
+  goes_on,
+  moved,
+  share,
+)
 from specjax.training.teacher import read_texts
 from specjax.types import Array, Head
 
@@ -25,27 +32,20 @@ class LanguageModel:
 
   def mass(self, fixed: Fixed, batch: Batch, key: Array) -> Array:
     del fixed, key
-    return jnp.sum(_pairs(batch), dtype=jnp.float32)[None]
+    return jnp.sum(goes_on(batch), dtype=jnp.float32)[None]
 
   def loss(
     self, params: Weights, fixed: Fixed, batch: Batch, key: Any, mass_K: Array
   ) -> tuple[Array, Metrics]:
     del fixed, key
     hidden_BTD = read_texts(params, batch).hidden_BTD
-    label_N = jnp.roll(batch.token_BT, -1, axis=1).reshape(-1)
+    label_N = moved(batch.token_BT, -1).reshape(-1)
     logp_NA, best_N = chunked.log_probs(
       hidden_BTD.reshape(len(label_N), -1), Head(params.head), label_N[:, None]
     )
-    weight_N = _pairs(batch).reshape(-1).astype(jnp.float32)
+    weight_N = goes_on(batch).reshape(-1).astype(jnp.float32)
     loss = -jnp.sum(logp_NA[:, 0] * weight_N) / mass_K[0]
     return loss, {
       'nats': share(-logp_NA[:, 0], weight_N),
       'accuracy': share(best_N == label_N, weight_N),
     }
-
-
-def _pairs(batch: Batch) -> Array:
-  """bool[B, T]: is the next token of the same text?"""
-  text_BT = batch.text_BT
-  same_BT = (text_BT[:, :-1] == text_BT[:, 1:]) & (text_BT[:, :-1] > 0)
-  return jnp.pad(same_BT, ((0, 0), (0, 1)))

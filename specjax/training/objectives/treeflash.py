@@ -9,7 +9,6 @@ from jax import lax
 
 from specjax.checks import number
 from specjax.drafters import treeflash
-from specjax.training import blocks, teacher
 from specjax.training.batch import Batch, Fixed, Metrics, limited
 from specjax.training.objectives import block
 from specjax.tree_ops import take_rows
@@ -69,29 +68,23 @@ class TreeFlash:
     if 'backbone' in self.frozen:
       params = params.replace(backbone=lax.stop_gradient(params.backbone))
     lot = block.draw(self, fixed, batch, key)
-    view = teacher.read(fixed.target, batch, self.drafter.taps)
-    raw_BATD, normed_BATD = blocks.block_hidden(
-      self.drafter.backbone,
-      params.backbone,
-      fixed.target,
-      batch,
-      view,
-      lot.anchor_BA,
-      lot.valid_BA,
-    )
+    told = block.tell(self.drafter.backbone, params.backbone, fixed, batch, lot)
     before_BAT = take_rows(batch.token_BT, lot.slots.before_BAT)
     corrected_BATD = self.drafter.correct(
-      params, fixed.target.embed_VD[before_BAT], raw_BATD, normed_BATD
+      params,
+      fixed.target.embed_VD[before_BAT],
+      told.raw_BATD,
+      told.normed_BATD,
     )
     head = limited(self.drafter.head(params, fixed.target), fixed)
     measure = lambda hidden_BATD: block.measure(
-      self.kind, hidden_BATD, head, fixed, view, lot.slots, heat=self.heat
+      self.kind, hidden_BATD, head, fixed, told.view, lot.slots, heat=self.heat
     )
     value_BAT, right_BAT = measure(corrected_BATD)
     figures = {self.kind: block.mean(value_BAT, lot)}
     loss = figures[self.kind][0]
     if self.marginal:
-      plain_BAT, _ = measure(normed_BATD)
+      plain_BAT, _ = measure(told.normed_BATD)
       figures['marginal'] = block.mean(plain_BAT, lot)
       loss += self.marginal * figures['marginal'][0]
     return loss / mass_K[0], figures | block.progress(right_BAT, lot)
