@@ -33,6 +33,7 @@ from specjax.training.objectives import block, language_model
 from specjax.training.objectives import draft_model as draft_model_objective
 from specjax.training.objectives import eagle3 as eagle3_objective
 from specjax.training.objectives import treeflash as treeflash_objective
+from specjax.weights.leaves import cast
 
 _FLAGS = run.flag_values(__name__)
 _TARGET = flags.DEFINE_string(
@@ -113,7 +114,7 @@ def seconds(call: Callable[[], Any]) -> float:
 def bench() -> str:
   """The table that the flags ask for."""
   target = specjax.load(_TARGET.value).params.target
-  low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), target)
+  low = cast(target, jnp.bfloat16)
   batch = texts(target.config.vocab, _ROWS.value, _LENGTH.value)
   steps = {
     name: Step(objective, params, Fixed(target=low), batch)

@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from experiments import shapes
@@ -15,6 +14,7 @@ from specjax import api
 from specjax.method import Method
 from specjax.models.transformer import Weights
 from specjax.weights.files import CONFIG, WEIGHTS, read_settings, write_json
+from specjax.weights.leaves import cast
 from specjax.weights.safetensors import save_tensors, stored_shapes
 
 
@@ -78,11 +78,6 @@ def save(
   """Writes a drafter's folder, its weights in `dtype`."""
   unbind = getattr(method.drafter, 'unbind', None)
   params = params if unbind is None else unbind(params)
-  cast = lambda x: (
-    x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-  )
   folder.mkdir(parents=True, exist_ok=True)
-  save_tensors(
-    jax.tree.map(cast, params), method.drafter.tensors(), folder / WEIGHTS
-  )
+  save_tensors(cast(params, dtype), method.drafter.tensors(), folder / WEIGHTS)
   write_json(folder / CONFIG, {**config, 'dtype': dtype, 'torch_dtype': dtype})

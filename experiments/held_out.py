@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from experiments.prompts import as_messages, read_prompts
 from specjax import metrics
 from specjax.checks import check_whole
 from specjax.decoder import Decoder
 from specjax.method import Method
 from specjax.types import Params
+from specjax.weights.leaves import cast
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +55,7 @@ class HeldOut:
 
     def look(learned: Any, step: int) -> Mapping[str, float]:
       del step
-      cast = lambda x: x.astype(params.target.dtype) if _floating(x) else x
-      now = params.replace(drafter=jax.tree.map(cast, learned))
+      now = params.replace(drafter=cast(learned, params.target.dtype))
       decoder.method, decoder.params = (
         (method, now) if vocab is None else vocab.wrap(method, now)
       )
@@ -83,7 +81,3 @@ def figures(out: Any) -> dict[str, float]:
     'low': low,
     'high': high,
   }
-
-
-def _floating(x: Any) -> bool:
-  return jax.numpy.issubdtype(x.dtype, jax.numpy.floating)

@@ -19,6 +19,7 @@ from specjax.models import transformer
 from specjax.models.config import ModelConfig
 from specjax.text import Tokenizer
 from specjax.training.corpus import Features, Sample
+from specjax.weights.leaves import cast
 
 CHUNK = 16  # rounds between two looks at the rows
 ROOM = 256  # contexts are multiples, so that few programs are compiled
@@ -166,4 +167,4 @@ def with_features(
 @functools.partial(jax.jit, static_argnames=('taps',))
 def _read(target, token_BT, *, taps):
   out = transformer.read(target, token_BT, taps=taps)
-  return tuple(x.astype(jnp.bfloat16) for x in (out.taps_BTE, out.hidden_BTD))
+  return cast((out.taps_BTE, out.hidden_BTD), jnp.bfloat16)

@@ -36,6 +36,7 @@ from specjax.types import Params
 from specjax.vocab.fr_spec import FrSpec
 from specjax.vocab.ranks import chosen
 from specjax.weights.files import CONFIG, read_settings
+from specjax.weights.leaves import cast
 from specjax.weights.safetensors import save_target
 
 DEFAULT = 'experiments/configs/train/dflash.gin'
@@ -108,7 +109,7 @@ def train(
     id_V = jnp.sort(jnp.asarray(chosen(vocab.ranks, vocab.size, config.vocab)))
   if held_out is not None:
     look = held_out.look(bound, params, plain.tokenizer, vocab)
-  low = jax.tree.map(lambda x: x.astype(dtype), weights)
+  low = cast(weights, dtype)
   state = fit_and_log(
     run_dir,
     settings_of(locals()),
@@ -179,9 +180,8 @@ def train_model(
     seed=seed,
     wandb=wandb,
   )
-  weights = jax.tree.map(lambda x: x.astype(stored), state.params)
   _copy(folder, pathlib.Path(out))
-  save_target(weights, pathlib.Path(out))
+  save_target(cast(state.params, stored), pathlib.Path(out))
   return pathlib.Path(out)
 
 

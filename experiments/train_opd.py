@@ -15,7 +15,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from absl import app, logging
 
@@ -31,6 +30,7 @@ from specjax.training.batch import Fixed
 from specjax.training.rollout import opd_batches
 from specjax.training.step import Optimizer
 from specjax.types import Params
+from specjax.weights.leaves import cast
 
 DEFAULT = 'experiments/configs/train/dflash_opd.gin'
 
@@ -149,7 +149,7 @@ def train_opd(
   start = drafters.begin(drafter, method, weights, seed)
   prompts = read_prompts(rolls.prompts, limit=rolls.limit)
   ids = [plain.encode(as_messages(p) if rolls.chat else p) for p in prompts]
-  fixed = Fixed(target=jax.tree.map(lambda x: x.astype(dtype), weights))
+  fixed = Fixed(target=cast(weights, dtype))
   stop_ids, _ = plain.ends(None, ())
   look = None
   if held_out is not None:

@@ -20,6 +20,7 @@ from specjax.sampling import row_keys
 from specjax.training.batch import Fixed
 from specjax.training.replay import Replay, Rollout, Seen, plan
 from specjax.types import Array, Params, Sampling, TokenTree, Verdict
+from specjax.weights.leaves import cast
 
 ROUNDS = (16, 32, 64, 128, 256, 512, 1024)  # few sizes, few programs
 
@@ -177,7 +178,7 @@ def _drafting(
 ) -> tuple[Method, Params]:
   """The loop's method and parameters, with the vocabulary that is learned."""
   target = fixed.target
-  drafter = jax.tree.map(lambda x: jnp.asarray(x, target.dtype), drafter)
+  drafter = cast(drafter, target.dtype)
   if fixed.id_V is None:
     return method, Params(target=target, drafter=drafter)
   trimmed = Trimmed(

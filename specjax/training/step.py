@@ -15,6 +15,7 @@ from jax import lax
 from specjax.checks import check_whole, number
 from specjax.training.batch import Batch, Fixed, Objective
 from specjax.types import Array, struct
+from specjax.weights.leaves import cast, floating
 
 
 @struct
@@ -96,7 +97,7 @@ def begin(
   Everything is copied: steps take their state's memory, and some of what is
   given here may be the target's own.
   """
-  params = jax.tree.map(lambda x: jnp.array(_cast('float32')(x)), params)
+  params = jax.tree.map(jnp.array, cast(params, 'float32'))
   learned, _ = _split(params)
   tx = optimizer.transform(learned, objective.frozen)
   return TrainState(
@@ -144,7 +145,7 @@ def update(
   learned, rest = _split(state.params)
 
   def loss_of(learned, batch, key):
-    params = _join(jax.tree.map(_cast(dtype), learned), rest)
+    params = _join(cast(learned, dtype), rest)
     return objective.loss(params, fixed, batch, key, mass_K)
 
   def sums(batch, key):
@@ -180,16 +181,8 @@ def update(
   }
 
 
-def _cast(dtype: str):
-  """Floating-point leaves to this dtype."""
-  return lambda x: (
-    x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-  )
-
-
 def _split(params: Any) -> tuple[Any, Any]:
   """(learned, rest): floating-point leaves and the others, None for absent."""
-  floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
   return (
     jax.tree.map(lambda x: x if floating(x) else None, params),
     jax.tree.map(lambda x: None if floating(x) else x, params),

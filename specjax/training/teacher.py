@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 from jax import lax
 
 from specjax.models import transformer
 from specjax.training.batch import Batch
 from specjax.types import Array, struct
+from specjax.weights.leaves import cast
 
 
 @struct
@@ -37,8 +37,5 @@ def read(
   if taps_BTE is None or hidden_BTD is None:
     out = read_texts(target, batch, taps)
     taps_BTE, hidden_BTD = out.taps_BTE, out.hidden_BTD
-  dtype = target.dtype
-  return jax.tree.map(
-    lambda x: lax.stop_gradient(x.astype(dtype)),
-    Teacher(taps_BTE=taps_BTE, hidden_BTD=hidden_BTD),
-  )
+  found = Teacher(taps_BTE=taps_BTE, hidden_BTD=hidden_BTD)
+  return lax.stop_gradient(cast(found, target.dtype))
