@@ -23,7 +23,7 @@ from absl import app, flags
 import specjax
 from experiments import run
 from experiments.plain_loop import plain_greedy
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import as_messages, read_prompts, to_ask
 from experiments.states import after_prompt
 from experiments.timing import interleaved, ratio
 from specjax import sampling
@@ -119,7 +119,7 @@ def rounds(target: pathlib.Path):
 def packaged(target: pathlib.Path):
   """The packaged model: decode time per text, `ar` over `ddtree` of 33 rows."""
   del target
-  chats = [as_messages(p) for p in read_prompts('gsm8k_test_20', limit=4)]
+  chats = to_ask(read_prompts('gsm8k_test_20', limit=4))
   jobs = {}
   for method, more in (('ar', {}), ('ddtree', {'nodes': 33})):
     decoder = specjax.load(method=method, dtype='float32', **more)

@@ -25,7 +25,7 @@ from absl import app
 
 from experiments import pieces, run
 from experiments.lineup import Builder, Variant, load_all, sources
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import read_prompts, to_ask
 from experiments.states import after_prompt
 from experiments.tables import aligned
 from experiments.timing import interleaved
@@ -111,7 +111,7 @@ def breakdown(
   }
   first = next(iter(decoders.values()))
   asked = make_rows(
-    [first.encode(as_messages(x) if chat else x) for x in texts],
+    [first.encode(x) for x in to_ask(texts, chat)],
     vocab=first.config.vocab,
     max_length=first.config.max_length,
     # No row may be done while it is timed.

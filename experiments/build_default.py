@@ -23,7 +23,7 @@ from absl import app, flags, logging
 
 import specjax
 from experiments import cards, make_corpus, run, train, train_opd, train_scorer
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import read_prompts, to_ask
 from specjax import api
 from specjax.models.config import tiny, to_hf
 from specjax.training.collect import Plan
@@ -132,7 +132,7 @@ def taps(work: Work) -> None:
   figures = train_scorer.train_scorer(
     decoder,
     train_scorer.serving(decoder),
-    [decoder.encode(as_messages(p)) for p in prompts],
+    [decoder.encode(turn) for turn in to_ask(prompts)],
     work / 'taps',
     Plan(nodes=128, new_tokens=128),
     train_scorer.Training(epochs=10),

@@ -21,7 +21,8 @@ import tqdm
 from absl import app, flags
 
 from experiments import run
-from experiments.prompts import as_messages, read_prompts
+from experiments.held_out import figures
+from experiments.prompts import read_prompts, to_ask
 from specjax import api, metrics
 from specjax.decoder import Decoder
 
@@ -126,20 +127,18 @@ def _cell(decoder: Decoder, prompts, law, sharpness) -> dict[str, Any]:
     method=method, params=decoder.params, tokenizer=decoder.tokenizer
   )
   out = decoder.generate(
-    [as_messages(prompt) for prompt in prompts],
+    to_ask(prompts),
     max_new_tokens=_NEW.value,
     temperature=law[0],
     top_p=law[1],
     batch_size=_BATCH.value,
   )
-  tokens = [len(ids) - 1 for ids in out.tokens]
-  rounds = [len(walk) for walk in out.accepted]
-  low, high = metrics.interval(tokens, rounds)
+  found = figures(out)
   return {
     'nodes': decoder.nodes,
-    'mean_accepted': metrics.mean_accepted(tokens, rounds),
-    'low': low,
-    'high': high,
+    'mean_accepted': found['accepted'],
+    'low': found['low'],
+    'high': found['high'],
     'tau_paper': metrics.tau_paper(out.accepted),
     'acceptance_by_depth': metrics.acceptance_by_depth(
       out.accepted, method.path_rows - 1

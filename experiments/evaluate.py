@@ -20,7 +20,7 @@ from absl import app
 from experiments import run
 from experiments.lineup import Builder, Variant, load_all, sources
 from experiments.measure import Bench, measure
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import read_prompts, to_ask
 from experiments.summary import PLAIN, as_table, summarise
 
 METRICS = 'metrics.jsonl'
@@ -94,7 +94,7 @@ def evaluate(
     'versions': run.versions(),
     **run.device(),
   }
-  asked = [encode(as_messages(x) if chat else x) for x in texts]
+  asked = list(map(encode, to_ask(texts, chat)))
   bench = Bench(
     decoders=decoders,
     prompts=asked,

@@ -37,7 +37,7 @@ from absl import app, flags
 
 from experiments import run
 from experiments.evospec_stream import Bench, held_bytes, perturbed, stream
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import read_prompts, to_ask
 from experiments.tables import aligned
 from specjax import api, metrics
 from specjax.decoder import Decoder
@@ -236,10 +236,8 @@ def table(
 def measure() -> None:
   """Decodes what is missing, then prints the table and the memory."""
   decoder = api.load(_TARGET.value, 'ar', dtype='float32')
-  prompts = [
-    decoder.encode(as_messages(text))
-    for text in read_prompts(_PROMPTS.value, limit=_LIMIT.value)
-  ]
+  texts = read_prompts(_PROMPTS.value, limit=_LIMIT.value)
+  prompts = [decoder.encode(turn) for turn in to_ask(texts)]
   bench = load_bench(decoder, max(map(len, prompts)))
   common = Settings(rate=_RATE.value, batch=_BATCH.value, first=_FIRST.value)
   held = held_bytes(bench, common)

@@ -29,7 +29,7 @@ from absl import app, flags
 
 from experiments import run
 from experiments.evospec_cost import cost
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import read_prompts, to_ask
 from experiments.states import after_prompt, answer
 from experiments.tables import aligned
 from specjax import api, metrics
@@ -222,8 +222,8 @@ def measure() -> None:
     )
   sets = {
     pathlib.Path(source).stem: [
-      bench.decoder.encode(as_messages(text))
-      for text in read_prompts(source, limit=_LIMIT.value)
+      bench.decoder.encode(turn)
+      for turn in to_ask(read_prompts(source, limit=_LIMIT.value))
     ]
     for source in _PROMPTS.value
   }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from absl import app, flags
 
 from experiments import run
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import read_prompts, to_ask
 from specjax import api
 
 _FLAGS = run.flag_values(__name__)
@@ -70,7 +70,7 @@ def generate() -> None:
     dtype=_DTYPE.value,
   )
   out = decoder.generate(
-    [text if _RAW.value else as_messages(text) for text in texts],
+    to_ask(texts, chat=not _RAW.value),
     max_new_tokens=_NEW.value,
     temperature=_TEMPERATURE.value,
     top_k=_TOP_K.value,

@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import read_prompts, to_ask
 from specjax import metrics
 from specjax.checks import check_whole
 from specjax.decoder import Decoder
 from specjax.method import Method
-from specjax.types import Params
 from specjax.weights.leaves import cast
 
 
@@ -34,12 +33,12 @@ class HeldOut:
     check_whole(0, skip=self.skip)
 
   def look(
-    self, method: Method, params: Params, tokenizer: Any, vocab: Any = None
+    self, method: Method, plain: Decoder, vocab: Any = None
   ) -> Callable[[Any, int], Mapping[str, float]]:
     """A function of (the drafter's parameters, step) to figures.
 
     `accepted` is tokens emitted by rounds over rounds, `low` and `high` its
-    bootstrap interval over prompts.
+    bootstrap interval over prompts. Target and tokenizer are those of `plain`.
 
     Raises:
       ValueError: prompts that are not there.
@@ -50,8 +49,8 @@ class HeldOut:
       raise ValueError(
         f'{self.prompts} has no line behind the first {self.skip}; lower skip.'
       )
-    asked = [as_messages(p) if self.chat else p for p in prompts]
-    decoder = Decoder(method=method, params=params, tokenizer=tokenizer)
+    asked, params = to_ask(prompts, self.chat), plain.params
+    decoder = Decoder(method=method, params=params, tokenizer=plain.tokenizer)
 
     def look(learned: Any, step: int) -> Mapping[str, float]:
       del step

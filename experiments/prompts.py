@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 BUILTIN = {
   'gsm8k_test_20': pathlib.Path(__file__).parent / 'data/gsm8k_test_20.jsonl',
@@ -42,6 +44,11 @@ def read_prompts(source: str, *, limit: int | None = None) -> list[str]:
 def as_messages(prompt: str) -> list[dict[str, str]]:
   """A dialogue of one user turn, for the target's own chat template."""
   return [{'role': 'user', 'content': prompt}]
+
+
+def to_ask(prompts: Sequence[str], chat: bool = True) -> list[Any]:
+  """What a `Decoder` is asked: users' turns for its template, or raw text."""
+  return [as_messages(prompt) if chat else prompt for prompt in prompts]
 
 
 def _prompt_of(line: bytes, where: str) -> str:

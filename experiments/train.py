@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,7 +32,6 @@ from specjax.training.corpus import open_corpus
 from specjax.training.feed import Feed
 from specjax.training.objectives.language_model import LanguageModel
 from specjax.training.step import Optimizer, begin
-from specjax.types import Params
 from specjax.vocab.fr_spec import FrSpec
 from specjax.vocab.ranks import chosen
 from specjax.weights.files import CONFIG, read_settings
@@ -101,22 +100,26 @@ def train(
   weights, config = plain.params.target, plain.config
   start = drafters.begin(drafter, method, weights, seed)
   texts = open_corpus(corpus, config, plain.tokenizer, weights=weights)
-  bound, params, look = start.method, Params(target=weights), None
-  params = params.replace(drafter=start.init())
-  id_V = None
+  id_V, look = None, None
   if vocab is not None:
-    vocab.check(bound, config)
+    vocab.check(start.method, config)
     id_V = jnp.sort(jnp.asarray(chosen(vocab.ranks, vocab.size, config.vocab)))
   if held_out is not None:
-    look = held_out.look(bound, params, plain.tokenizer, vocab)
-  low = cast(weights, dtype)
+    look = held_out.look(start.method, plain, vocab)
   state = fit_and_log(
     run_dir,
-    settings_of(locals()),
+    {
+      'target': target,
+      'corpus': corpus,
+      'method': api.name_of(method),
+      'drafter': drafter,
+      'dtype': dtype,
+      'seed': seed,
+    },
     optimizer,
-    objective(drafter=bound.drafter),
+    objective(drafter=start.method.drafter),
     start.init,
-    Fixed(target=low, id_V=id_V),
+    Fixed(target=cast(weights, dtype), id_V=id_V),
     _feed(texts, rows, optimizer, seed),
     pace=pace,
     dtype=dtype,
@@ -124,7 +127,7 @@ def train(
     wandb=wandb,
     look=look,
   )
-  drafters.save(out, bound, start.config, state.params, stored)
+  drafters.save(out, start.method, start.config, state.params, stored)
   return out
 
 
@@ -169,7 +172,7 @@ def train_model(
   )
   state = fit_and_log(
     run_dir,
-    settings_of(locals()),
+    {'model': model, 'corpus': corpus, 'dtype': dtype, 'seed': seed},
     optimizer,
     LanguageModel(),
     init,
@@ -200,8 +203,11 @@ def fit_and_log(
   wandb,
   look=None,
 ):
-  """Opens the run's folder and its logs, and trains."""
-  run.open_folder(run_dir, settings)
+  """Opens the run's folder and its logs, and trains.
+
+  `settings` decide the run's result, beside gin's; they are kept as text.
+  """
+  run.open_folder(run_dir, {name: str(x) for name, x in settings.items()})
   checkpoints = run_dir / 'checkpoints'
   with logs.opened(run_dir, loop.latest(checkpoints), wandb) as log:
     return loop.fit(
@@ -232,16 +238,6 @@ def _feed(corpus, rows: Rows, optimizer: Optimizer, seed: int) -> Feed:
   )
 
 
-def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-  """What decides a run's result, for its record.
-
-  A function stands there by its name: its address is another in every run.
-  """
-  names = ('model', 'target', 'corpus', 'method', 'drafter', 'dtype', 'seed')
-  said = lambda x: api.name_of(x) if callable(x) else str(x)
-  return {name: said(values[name]) for name in names if name in values}
-
-
 def _copy(source: pathlib.Path, out: pathlib.Path) -> None:
   """The files of a tokenizer."""
   out.mkdir(parents=True, exist_ok=True)
@@ -252,10 +248,10 @@ def _copy(source: pathlib.Path, out: pathlib.Path) -> None:
       (out / name).write_bytes((source / name).read_bytes())
 
 
-def show() -> None:
+def show(function: Callable[..., pathlib.Path] = train) -> None:
   """What the flags' settings train, and where it was written."""
   logging.set_verbosity(logging.WARNING)  # orbax tells of every file
-  _, out = run.configured(train)
+  _, out = run.configured(function)
   print(f'wrote {out}')
 
 

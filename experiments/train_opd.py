@@ -11,25 +11,26 @@ arXiv:2605.29343). The same command goes on from the latest checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from absl import app, logging
+from absl import app
 
 import specjax
 from experiments import drafters, run
 from experiments.held_out import HeldOut
-from experiments.prompts import as_messages, read_prompts
-from experiments.train import fit_and_log, settings_of
+from experiments.prompts import read_prompts, to_ask
+from experiments.train import fit_and_log, show
+from specjax import api
 from specjax.checks import check_whole
 from specjax.method import Method
 from specjax.training import loop
 from specjax.training.batch import Fixed
 from specjax.training.rollout import opd_batches
 from specjax.training.step import Optimizer
-from specjax.types import Params
 from specjax.weights.leaves import cast
 
 DEFAULT = 'experiments/configs/train/dflash_opd.gin'
@@ -148,16 +149,19 @@ def train_opd(
   weights = plain.params.target
   start = drafters.begin(drafter, method, weights, seed)
   prompts = read_prompts(rolls.prompts, limit=rolls.limit)
-  ids = [plain.encode(as_messages(p) if rolls.chat else p) for p in prompts]
+  ids = [plain.encode(turn) for turn in to_ask(prompts, rolls.chat)]
   fixed = Fixed(target=cast(weights, dtype))
   stop_ids, _ = plain.ends(None, ())
-  look = None
-  if held_out is not None:
-    params = Params(target=weights, drafter=start.init())
-    look = held_out.look(start.method, params, plain.tokenizer)
+  look = None if held_out is None else held_out.look(start.method, plain)
   state = fit_and_log(
     run_dir,
-    settings_of(locals()),
+    {
+      'target': target,
+      'method': api.name_of(method),
+      'drafter': drafter,
+      'dtype': dtype,
+      'seed': seed,
+    },
     optimizer,
     objective(drafter=start.method.drafter),
     start.init,
@@ -173,14 +177,7 @@ def train_opd(
   return out
 
 
-def show() -> None:
-  """What the flags' settings train, and where it was written."""
-  logging.set_verbosity(logging.WARNING)  # orbax tells of every file
-  _, out = run.configured(train_opd)
-  print(f'wrote {out}')
-
-
-main = run.command(show)
+main = run.command(functools.partial(show, train_opd))
 
 
 if __name__ == '__main__':

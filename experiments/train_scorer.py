@@ -25,7 +25,7 @@ import tqdm
 from absl import app, flags
 
 from experiments import run
-from experiments.prompts import as_messages, read_prompts
+from experiments.prompts import read_prompts, to_ask
 from specjax import api
 from specjax.checks import check_whole
 from specjax.decoder import Decoder
@@ -265,7 +265,7 @@ def train_from_flags() -> None:
   figures = train_scorer(
     decoder,
     serving(decoder, _POOL.value, _FANOUT.value),
-    [decoder.encode(as_messages(x) if _CHAT.value else x) for x in texts],
+    [decoder.encode(x) for x in to_ask(texts, _CHAT.value)],
     _OUT.value,
     Plan(
       nodes=_NODES.value,
