@@ -18,6 +18,7 @@ import gin
 import jax
 from absl import app, flags
 
+from specjax.checks import changes
 from specjax.weights.files import replacing
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -152,12 +153,12 @@ def open_folder(folder: str | pathlib.Path, settings: dict[str, Any]) -> bool:
         f'{folder} is not empty and no run folder; give another --run_dir.'
       )
     old = json.loads((folder / RECORD).read_text())
-    changes = _changes(old, record)
-    if not changes and (folder / CONFIG).read_text() != config:
-      changes = [f'its {CONFIG} differs']
-    if changes:
+    wrong = changes(old, record, _near)
+    if not wrong and (folder / CONFIG).read_text() != config:
+      wrong = [f'its {CONFIG} differs']
+    if wrong:
       raise ValueError(
-        f'{folder} was made with other settings ({"; ".join(changes)}); its '
+        f'{folder} was made with other settings ({"; ".join(wrong)}); its '
         'results are kept as they are, so give another --run_dir.'
       )
     return True
@@ -165,19 +166,6 @@ def open_folder(folder: str | pathlib.Path, settings: dict[str, Any]) -> bool:
   (folder / CONFIG).write_text(config)
   (folder / RECORD).write_text(dumps(record, indent=1) + '\n')
   return False
-
-
-def _changes(old: Any, new: Any, name: str = '') -> list[str]:
-  """What was and what is, of the innermost settings that differ."""
-  if isinstance(old, dict) and isinstance(new, dict):
-    return [
-      change
-      for key in {**old, **new}
-      for change in _changes(old.get(key), new.get(key), key)
-    ]
-  if old == new:
-    return []
-  return [f'{name} was {_near(old, new)} and is {_near(new, old)}']
 
 
 def _near(value: Any, other: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
+from specjax.checks import changes
 from specjax.training.corpus import (
   FORMAT,
   MANIFEST,
@@ -83,25 +84,13 @@ def _begun(folder: pathlib.Path, head: dict[str, Any]) -> dict[str, Any]:
       )
     return {}
   old = read_manifest(folder)
-  if changes := _changes({k: old.get(k) for k in head}, head):
+  show = lambda value, other: str(value)[:60]
+  if wrong := changes({k: old.get(k) for k in head}, head, show):
     raise ValueError(
-      f'{folder} holds a corpus made otherwise: {"; ".join(changes)}. It is '
+      f'{folder} holds a corpus made otherwise: {"; ".join(wrong)}. It is '
       'left alone, so give another --out.'
     )
   return {e['file']: e for e in old['shards'] if intact(folder, e)}
-
-
-def _changes(old: Any, new: Any, name: str = '') -> list[str]:
-  """What was and what is, of the innermost facts that differ."""
-  if isinstance(old, dict) and isinstance(new, dict):
-    return [
-      change
-      for key in {**old, **new}
-      for change in _changes(old.get(key), new.get(key), key)
-    ]
-  if old == new:
-    return []
-  return [f'{name} was {str(old)[:60]} and is {str(new)[:60]}']
 
 
 def _write_manifest(folder, head, plan, entries) -> dict[str, Any]:

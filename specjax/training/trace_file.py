@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from specjax.checks import check_whole
+from specjax.checks import changes, check_whole
 from specjax.method import Method
 from specjax.training.collect import Plan, collect
 from specjax.training.traces import Rounds
@@ -132,11 +132,7 @@ def collect_to(
 def _check(path: pathlib.Path, old: Traces, manifest: dict, prompts) -> None:
   stored = dict(old.manifest)
   texts = stored.pop('texts')
-  wrong = [
-    f'{name} was {stored.get(name)} and is {manifest.get(name)}'
-    for name in {**stored, **manifest}
-    if stored.get(name) != manifest.get(name)
-  ]
+  wrong = changes(stored, manifest, lambda value, other: str(value))
   if not wrong and texts != _texts(prompts[: old.prompts]):
     wrong = [f'its {old.prompts} prompts are not the first of those given']
   if wrong:
