@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from absl import app, flags
 
 import specjax
 from experiments import drafters, flops, run, shapes
 from experiments.tables import aligned
+from experiments.timing import interleaved
 from specjax.methods import dflash, draft_model, eagle3, treeflash
 from specjax.training import step
 from specjax.training.batch import Batch, Fixed
@@ -105,12 +103,6 @@ class Step:
     jax.block_until_ready(figures)
 
 
-def seconds(call: Callable[[], Any]) -> float:
-  begun = time.perf_counter()
-  call()
-  return time.perf_counter() - begun
-
-
 def bench() -> str:
   """The table that the flags ask for."""
   target = specjax.load(_TARGET.value).params.target
@@ -125,19 +117,14 @@ def bench() -> str:
     lambda a: jnp.einsum('ij,kj->ik', a, a, preferred_element_type=jnp.float32)
   )
   calls = {'': lambda: jax.block_until_ready(product(a)), **steps}
-  for call in calls.values():
-    call()
-  turns = [
-    {name: seconds(call) for name, call in calls.items()}
-    for _ in tqdm.trange(_TURNS.value, unit='turn')
-  ]
-  rates = [2 * LARGE**3 / turn[''] for turn in turns]
+  seconds = interleaved(calls, repeats=_TURNS.value)
+  rates = [2 * LARGE**3 / spent for spent in seconds['']]
   rows = [('training', 'step', 'tokens/s', 'positions/s', 'products')]
   for name, one in steps.items():
-    spent = statistics.median(turn[name] for turn in turns)
+    spent = statistics.median(seconds[name])
     shares = [
-      one.flops / rate / turn[name]
-      for rate, turn in zip(rates, turns, strict=True)
+      one.flops / rate / turn
+      for rate, turn in zip(rates, seconds[name], strict=True)
     ]
     rows.append(
       (

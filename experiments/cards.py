@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -37,9 +38,7 @@ def write(
   rows = run.read_rows(record / logs.ROWS)
   figures = dict(rows[-1] if figures is None and rows else figures or {})
   steps = figures.pop('step', None)
-  count = sum(
-    _size(shape) for shape in stored_shapes(folder / WEIGHTS).values()
-  )
+  count = sum(map(math.prod, stored_shapes(folder / WEIGHTS).values()))
   name = folder.name
   stored = 'float32' if name == 'taps' else 'bfloat16'
   lines = [
@@ -111,10 +110,3 @@ def _meaning(name: str, figures: Mapping[str, Any]) -> str:
     'train split, to watch the training; what counts is in '
     "the project's README."
   )
-
-
-def _size(shape: tuple[int, ...]) -> int:
-  count = 1
-  for n in shape:
-    count *= n
-  return count

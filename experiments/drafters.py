@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from experiments import shapes
 from specjax import api
-from specjax.method import Method
+from specjax.method import Binds, Method
 from specjax.models.transformer import Weights
 from specjax.weights.files import CONFIG, WEIGHTS, read_settings, write_json
 from specjax.weights.leaves import cast
@@ -62,8 +62,9 @@ def _from_folder(folder: pathlib.Path, build, target: Weights) -> Start:
 
   def init() -> Any:
     params = api.load_drafter(method, folder, target.config, jnp.float32)
-    bind = getattr(method.drafter, 'bind', None)
-    return params if bind is None else bind(params, target)
+    if isinstance(method.drafter, Binds):
+      return method.drafter.bind(params, target)
+    return params
 
   return Start(config=config, method=method, init=init)
 

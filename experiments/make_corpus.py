@@ -28,8 +28,8 @@ from experiments import run
 from experiments.corpus_prompts import read_answers, read_source
 from experiments.prompts import as_messages
 from experiments.respond import Decoded, Given
+from specjax import packaged
 from specjax import text as text_lib
-from specjax.api import PRETRAINED
 from specjax.checks import check_whole, number
 from specjax.models.transformer import check_taps
 from specjax.training import corpus_writer, fingerprints
@@ -162,12 +162,11 @@ def plan(
 
 def _given(making: Making, path: pathlib.Path) -> tuple[Given, dict[str, Any]]:
   """The file's answers; facts of a corpus that no target wrote."""
-  packaged = making.target == 'default'
-  folder = PRETRAINED / 'target' if packaged else pathlib.Path(making.target)
+  folder = packaged.target_folder(making.target)
   answers = read_answers(path, making.limit)
   fill = Given(
-    config=read_config(folder.expanduser()),
-    tokenizer=text_lib.load_tokenizer(folder.expanduser()),
+    config=read_config(folder),
+    tokenizer=text_lib.load_tokenizer(folder),
     answers=dict(enumerate(answers)),
     cap=making.max_new_tokens,
   )

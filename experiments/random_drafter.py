@@ -19,7 +19,7 @@ import jax
 from absl import app, flags
 
 from experiments import run, shapes
-from specjax import api
+from specjax import api, packaged
 from specjax.drafters.eagle3.fresh import config_of
 from specjax.models.config import ModelConfig
 from specjax.weights.files import CONFIG, WEIGHTS, write_json
@@ -81,10 +81,7 @@ def write(
 
 def write_all() -> None:
   """What the flags ask for."""
-  folder = api.PRETRAINED / 'target'
-  if _TARGET.value != 'default':
-    folder = pathlib.Path(_TARGET.value).expanduser()
-  target = read_config(folder)
+  target = read_config(packaged.target_folder(_TARGET.value))
   kinds = configs(target, _LAYERS.value, _BLOCK.value, _DRAFT_VOCAB.value)
   write(pathlib.Path(_OUT.value), target, kinds, _SEED.value)
   print(f'{_OUT.value}: {", ".join([*kinds, "taps"])}')

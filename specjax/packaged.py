@@ -9,6 +9,13 @@ from specjax.weights.files import read_settings
 PRETRAINED = pathlib.Path(__file__).parent / 'pretrained' / 'gsm8k_bytes'
 
 
+def target_folder(name: str) -> pathlib.Path:
+  """The folder of the packaged target, for 'default', or of another one."""
+  if name == 'default':
+    return PRETRAINED / 'target'
+  return pathlib.Path(name).expanduser()
+
+
 def drafter(method: str) -> pathlib.Path | None:
   """The folder of a method's drafter; None where there is none."""
   return _found('drafters.json', method)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from specjax.checks import changes, check_whole
 from specjax.method import Method
 from specjax.training.collect import Plan, collect
+from specjax.training.fingerprints import digest
 from specjax.training.traces import Rounds
 from specjax.types import Params
 from specjax.weights.files import write_tensors
@@ -106,7 +106,7 @@ def collect_to(
   manifest = {
     **settings(method, params.target.config),
     **plan.lasting,
-    'weights': _digest(params.replace(tree=())),
+    'weights': _weights(params.replace(tree=())),
   }
   done, parts = 0, []
   if path.exists():
@@ -144,14 +144,14 @@ def _check(path: pathlib.Path, old: Traces, manifest: dict, prompts) -> None:
 
 def _texts(prompts: Sequence[Sequence[int]]) -> str:
   lists = json.dumps([[int(t) for t in ids] for ids in prompts])
-  return hashlib.sha256(lists.encode()).hexdigest()[:16]
+  return digest(lists.encode())
 
 
-def _digest(params: Params) -> str:
+def _weights(params: Params) -> str:
   """Of the first entries, the shape and the dtype of every leaf."""
-  digest = hashlib.sha256()
+  parts = []
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     name = f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'
-    digest.update(name.encode())
-    digest.update(np.asarray(jnp.ravel(leaf)[:HASHED]).tobytes())
-  return digest.hexdigest()[:16]
+    some = np.asarray(jnp.ravel(leaf)[:HASHED])
+    parts.append(name.encode() + some.tobytes())
+  return digest(b''.join(parts))

@@ -21,8 +21,11 @@ def test_products_and_their_gradients():
 
 def test_a_loop_counts_its_rounds():
   """The compiler's own figure counts its body once."""
-  loop = lambda a, b: lax.scan(lambda s, _: (s + jnp.sum(a @ b), None), 0.0,
-                               length=7)[0]  # fmt: skip
+
+  def loop(a, b):
+    add = lambda total, _: (total + jnp.sum(a @ b), None)
+    return lax.scan(add, 0.0, length=7)[0]
+
   assert matmul_flops(loop, A, B) == 7 * 120
   assert matmul_flops(jax.jit(jax.checkpoint(loop)), A, B) == 7 * 120
 
