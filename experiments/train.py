@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from specjax.models import transformer
 from specjax.models.config import from_hf
 from specjax.training import loop
 from specjax.training.batch import Fixed
-from specjax.training.corpus import open_corpus
+from specjax.training.corpus import Corpus, open_corpus
 from specjax.training.feed import Feed
 from specjax.training.objectives.language_model import LanguageModel
 from specjax.training.step import Optimizer, begin
@@ -100,6 +100,8 @@ def train(
   weights, config = plain.params.target, plain.config
   start = drafters.begin(drafter, method, weights, seed)
   texts = open_corpus(corpus, config, plain.tokenizer, weights=weights)
+  if rows.features:
+    _check_layers(texts, start.method.drafter.taps)
   id_V, look = None, None
   if vocab is not None:
     vocab.check(start.method, config)
@@ -222,6 +224,17 @@ def fit_and_log(
       log=log,
       look=look,
       title=run_dir.name,
+    )
+
+
+def _check_layers(corpus: Corpus, taps: Sequence[int]) -> None:
+  """Raises ValueError where stored layers are not those a drafter reads."""
+  kept = corpus.manifest['features']
+  if kept is not None and taps and list(kept['layers']) != list(taps):
+    raise ValueError(
+      f"{corpus.folder} keeps the target's layers {list(kept['layers'])} and "
+      f'the drafter reads {list(taps)}; make a corpus with '
+      f'--taps={",".join(map(str, taps))}, or leave features=True out.'
     )
 
 

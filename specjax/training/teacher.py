@@ -12,7 +12,7 @@ from specjax.weights.leaves import cast
 
 @struct
 class Teacher:
-  taps_BTE: Array  # outputs of the tapped layers, side by side
+  taps_BTE: Array | None  # outputs of the tapped layers, side by side
   hidden_BTD: Array  # after the final norm; row t predicts token t + 1
 
 
@@ -32,9 +32,12 @@ def read_texts(
 def read(
   target: transformer.Weights, batch: Batch, taps: tuple[int, ...]
 ) -> Teacher:
-  """The target's view, stored with the batch or computed; no gradient."""
+  """The target's view, stored with the batch or computed; no gradient.
+
+  Without taps to read, hidden states that are stored are enough.
+  """
   taps_BTE, hidden_BTD = batch.taps_BTE, batch.hidden_BTD
-  if taps_BTE is None or hidden_BTD is None:
+  if hidden_BTD is None or (taps and taps_BTE is None):
     out = read_texts(target, batch, taps)
     taps_BTE, hidden_BTD = out.taps_BTE, out.hidden_BTD
   found = Teacher(taps_BTE=taps_BTE, hidden_BTD=hidden_BTD)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -92,6 +93,18 @@ def test_the_same_command_goes_on(tmp_path, corpus):
   assert run.read_rows(path) == rows
   with pytest.raises(ValueError, match="seed was '0' and is '1'"):
     trained(tmp_path, corpus, seed=1)
+
+
+def test_stored_layers_are_those_that_the_drafter_reads(tmp_path, corpus):
+  """Else it is trained on layers that it will never see again."""
+  path = pathlib.Path(corpus) / 'manifest.json'
+  kept = {'dtype': 'bfloat16', 'layers': [1, 2], 'widths': [2, 1]}
+  manifest = json.loads(path.read_text()) | {'features': kept}
+  path.write_text(json.dumps(manifest))
+  rows = train.Rows(rows=2, length=48, features=True)
+  with pytest.raises(ValueError, match=r'layers \[1, 2\].* reads \[1, 3\]'):
+    trained(tmp_path, corpus, rows=rows)
+  assert not (tmp_path / 'run_one').exists()
 
 
 def test_a_ranked_list_is_trained_on(tmp_path, corpus, prompts):

@@ -233,6 +233,16 @@ def test_rows_are_what_decoding_computes():
       np.testing.assert_allclose(got_SV[:live], want_SV, atol=1e-4)
 
 
+def test_stored_hidden_states_are_enough():
+  """Catches a pass of the target that is not needed, or one left out."""
+  stored_BTD = jnp.full((2, T, TARGET.width), 0.25)
+  texts = batch().replace(hidden_BTD=stored_BTD)
+  view = teacher.read(TARGET_WEIGHTS, texts, DRAFTER.taps)
+  np.testing.assert_array_equal(view.hidden_BTD, stored_BTD)
+  view = teacher.read(TARGET_WEIGHTS, texts, (0,))
+  assert not np.allclose(view.hidden_BTD, stored_BTD)
+
+
 def test_training_makes_drafts_that_are_kept():
   """A few steps of the real loop: acceptance rises."""
   objective = DraftModel(drafter=DRAFTER)
