@@ -147,12 +147,7 @@ def test_micro_batches_do_not_change_a_step():
 @pytest.mark.parametrize('of', [objective(), objective('kl')], ids=['ce', 'kl'])
 def test_what_may_not_be_seen_changes_nothing(of):
   """Only the second text of row 0 is asked for; all else becomes another."""
-  asked_BT = BATCH.wanted_BT & (BATCH.text_BT == 2)
-  batch = BATCH.replace(wanted_BT=asked_BT)
-  other_BT = (batch.token_BT + 3) % fx.CONFIG.vocab
-  changed = batch.replace(
-    token_BT=jnp.where(batch.text_BT == 2, batch.token_BT, other_BT)
-  )
+  batch, changed = bx.one_text_of(BATCH)
   params = bx.params_of(of.drafter)
   (a, _), _ = bx.total(of, params, bx.FIXED, batch, KEY)
   (b, _), _ = bx.total(of, params, bx.FIXED, changed, KEY)

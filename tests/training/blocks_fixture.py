@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import methods_fixture as fx
 import numpy as np
+from packed_fixture import packed
 
 from specjax.drafters import dflash_config
 from specjax.models import transformer
-from specjax.training.batch import Batch, Fixed
+from specjax.training.batch import Fixed
 from specjax.types import Accepted, Ask, Context, Round, Sampling
 
 BLOCK = 6
@@ -56,19 +57,21 @@ def widened(params):
 def batch_of(rows=ROWS, seed=0, tokens=TOKENS):
   """Random texts, packed; answers are wanted."""
   rng = np.random.default_rng(seed)
-  shape = (len(rows), tokens)
-  token, text, position = (np.zeros(shape, np.int32) for _ in range(3))
-  wanted = np.zeros(shape, bool)
-  for r, texts in enumerate(rows):
-    at = 0
-    for i, (prompt, answer) in enumerate(texts):
-      n = prompt + answer
-      token[r, at : at + n] = rng.integers(0, fx.CONFIG.vocab, n)
-      text[r, at : at + n] = i + 1
-      position[r, at : at + n] = np.arange(n)
-      wanted[r, at + prompt : at + n] = True
-      at += n
-  return Batch(*map(jnp.asarray, (token, wanted, text, position)))
+  texts = [[(prompt + answer, prompt) for prompt, answer in r] for r in rows]
+  token_BT = np.zeros((len(rows), tokens), np.int32)
+  batch = packed(texts, token_BT)
+  live_BT = np.asarray(batch.text_BT) > 0
+  token_BT[live_BT] = rng.integers(0, fx.CONFIG.vocab, live_BT.sum())
+  return batch.replace(token_BT=jnp.asarray(token_BT))
+
+
+def one_text_of(batch):
+  """Only the second text of row 0 is asked for; (so, and all else changed)."""
+  batch = batch.replace(wanted_BT=batch.wanted_BT & (batch.text_BT == 2))
+  other_BT = (batch.token_BT + 3) % fx.CONFIG.vocab
+  return batch, batch.replace(
+    token_BT=jnp.where(batch.text_BT == 2, batch.token_BT, other_BT)
+  )
 
 
 def alone(batch, row, text):

@@ -1,22 +1,19 @@
 """Distillation of a small model: its loss by hand, and against decoding."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+import packed_fixture as px
 import pytest
 
-from specjax import sampling
 from specjax.drafters import draft_model
 from specjax.models import config, transformer
 from specjax.training import step, teacher
-from specjax.training.batch import Batch, Fixed
+from specjax.training.batch import Fixed
 from specjax.training.objectives.draft_model import DraftModel
-from specjax.types import Accepted, Ask, Context, Frontier, Round, Sampling
+from specjax.types import Ask
 
 V, T = 16, 13
-KEY = jax.random.key(0)
 SMALL = config.tiny(vocab=V, width=12, layers=2, mlp=16, head_dim=4)
 TARGET = config.tiny(vocab=V, width=16, layers=1, mlp=16, head_dim=4)
 DRAFTER = draft_model.DraftModel(config=SMALL, stacked=False)
@@ -30,19 +27,9 @@ pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
 def batch():
-  rng = np.random.default_rng(0)
-  token_BT = rng.integers(0, V, (2, T)).astype(np.int32)
-  text_BT, position_BT, wanted_BT = np.zeros((3, 2, T), np.int32)
-  for b, row in enumerate(TEXTS):
-    first = 0
-    for i, (n, wanted) in enumerate(row):
-      text_BT[b, first : first + n] = i + 1
-      position_BT[b, first : first + n] = np.arange(n)
-      wanted_BT[b, first + wanted : first + n] = 1
-      first += n
-  wanted_BT[0, 5] = 1  # a text's first token, which nothing predicts
-  arrays = (token_BT, wanted_BT.astype(bool), text_BT, position_BT)
-  return Batch(*map(jnp.asarray, arrays))
+  texts = px.random_texts(TEXTS, V, T)
+  # A text's first token is wanted, which nothing predicts.
+  return texts.replace(wanted_BT=texts.wanted_BT.at[0, 5].set(True))
 
 
 def laws(weights, token_T):
@@ -81,15 +68,6 @@ def by_hand(fixed):
   return sums, number
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def measured(objective, params, texts, fixed=FIXED, mass_K=None):
-  """((loss, figures), gradient), mass."""
-  mass = objective.mass(fixed, texts, KEY)
-  total = jnp.maximum(mass if mass_K is None else mass_K, 1e-9)
-  run = lambda p: objective.loss(p, fixed, texts, KEY, total)
-  return jax.value_and_grad(run, has_aux=True)(params), mass
-
-
 @pytest.mark.parametrize('id_V', [None, FEW], ids=['all', 'few'])
 def test_loss_by_hand(id_V):
   """Each term and figure by a loop in numpy, texts read alone.
@@ -101,7 +79,9 @@ def test_loss_by_hand(id_V):
   want, number = by_hand(fixed)
   for weights in ({}, {'kl': 0, 'tv': 1}, {'kl': 0.5, 'tv': 2, 'ce': 0.3}):
     objective = DraftModel(drafter=DRAFTER, **weights)
-    ((loss, figures), _), mass_K = measured(objective, PARAMS, batch(), fixed)
+    ((loss, figures), _), mass_K = px.measured(
+      objective, PARAMS, batch(), fixed
+    )
     total = sum(
       x * want[name] for name, x in ({'kl': 1} | dict(weights)).items()
     )
@@ -119,7 +99,7 @@ def test_every_parameter_learns(term):
   """Catches a term that is no function of the drafter, or of its target."""
   weights = {'kl': 0.0, term: 1.0}
   objective = DraftModel(drafter=DRAFTER, **weights)
-  (_, grads), _ = measured(objective, PARAMS, batch())
+  (_, grads), _ = px.measured(objective, PARAMS, batch(), FIXED)
   for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
     name = jax.tree_util.keystr(path)
     assert np.isfinite(leaf).all() and np.any(leaf), name
@@ -129,8 +109,8 @@ def test_a_copy_of_the_target_has_nothing_to_learn():
   """KL and TV are 0 there, and so are their slopes; acceptance is 1."""
   drafter = draft_model.DraftModel(config=TARGET)
   objective = DraftModel(drafter=drafter)
-  ((loss, figures), grads), mass_K = measured(
-    objective, TARGET_WEIGHTS, batch()
+  ((loss, figures), grads), mass_K = px.measured(
+    objective, TARGET_WEIGHTS, batch(), FIXED
   )
   np.testing.assert_allclose(loss, 0, atol=1e-6)
   np.testing.assert_allclose(figures['acceptance'][0], mass_K[0], rtol=1e-5)
@@ -140,14 +120,7 @@ def test_a_copy_of_the_target_has_nothing_to_learn():
 def test_micro_batches_change_nothing():
   """Catches a mean of means: the rows have unlike numbers of wanted tokens."""
   objective = DraftModel(drafter=DRAFTER, tv=0.5, ce=0.5)
-  ((loss, _), grads), mass_K = measured(objective, PARAMS, batch())
-  rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], batch()) for i in (0, 1)]
-  parts = [measured(objective, PARAMS, x, mass_K=mass_K) for x in rows]
-  np.testing.assert_allclose(sum(x[1] for x in parts), mass_K)
-  np.testing.assert_allclose(sum(x[0][0][0] for x in parts), loss, rtol=1e-5)
-  added = jax.tree.map(jnp.add, *(x[0][1] for x in parts))
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-  jax.tree.map(close, added, grads)
+  px.check_micro_batches(objective, PARAMS, batch(), FIXED)
 
 
 @pytest.mark.parametrize(
@@ -162,56 +135,7 @@ def test_micro_batches_change_nothing():
 def test_what_may_not_be_seen(kept, changed):
   """Tokens of another text, or behind the last wanted one, change nothing."""
   objective = DraftModel(drafter=DRAFTER, tv=0.5, ce=0.5)
-  texts = jax.tree.map(lambda x: x[:1], batch())
-  only = np.zeros((1, T), bool)
-  only[:, kept] = True
-  texts = texts.replace(wanted_BT=texts.wanted_BT & only)
-  token_BT = texts.token_BT.at[0, jnp.asarray(changed)].add(7) % V
-  one, _ = measured(objective, PARAMS, texts)
-  two, _ = measured(objective, PARAMS, texts.replace(token_BT=token_BT))
-  assert one[0][0] > 0
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-  jax.tree.map(close, one, two)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def decoded(token_BT, depth, root_B):
-  """float32[B, S, V]: laws at a root and along the text below it."""
-  b, t = token_BT.shape
-  zeros, ones = jnp.zeros(b), jnp.ones(b, jnp.int32)
-  round = Round(
-    context=Context(token_BT, root_B + 1),
-    key_B=sampling.row_keys(range(b)),
-    noise_BPV=None,
-    sampling=Sampling(zeros, ones, zeros, zeros, all_greedy=True),
-  )
-  dead_BT = jnp.arange(t) >= root_B[:, None]
-  prompt = Accepted(
-    token_BP=jnp.where(dead_BT, 3, token_BT),
-    start_B=jnp.zeros(b, jnp.int32),
-    length_B=root_B,
-    taps_BPE=None,
-  )
-  call = lambda f, *x: f(PARAMS, None, *x)
-  state = DRAFTER.start(PARAMS, None, b, t + 8)
-  state = call(DRAFTER.commit, state, None, prompt)
-  found, scratch = call(DRAFTER.begin, state, round, Ask(depth=depth, fanout=V))
-  laws = [found]
-  for i in range(1, depth):
-    at_B1 = jnp.minimum(root_B + i, t - 1)[:, None]
-    frontier = Frontier(
-      token_BW=jnp.take_along_axis(token_BT, at_B1, axis=1),
-      row_BW=jnp.zeros((b, 1), jnp.int32),
-      depth=i,
-    )
-    found, scratch = call(DRAFTER.expand, scratch, frontier)
-    laws.append(found)
-  put = lambda x: (
-    jnp.zeros((b, V))
-    .at[jnp.arange(b)[:, None], x.token_BWC[:, 0]]
-    .set(x.logq_BWC[:, 0])
-  )
-  return jnp.stack([put(x) for x in laws], axis=1)
+  px.check_unseen(objective, PARAMS, batch(), FIXED, kept, changed, V)
 
 
 def test_rows_are_what_decoding_computes():
@@ -226,7 +150,12 @@ def test_rows_are_what_decoding_computes():
   root_B = np.arange(9)  # one shape, and one program, for both
   for b, first, n in ((0, 5, 7), (1, 0, 9)):
     alone = np.pad(texts.token_BT[b, first : first + n], (0, T - n))
-    got_BSV = decoded(jnp.asarray(np.tile(alone, (9, 1))), depth, root_B)
+    tiled_BT = jnp.asarray(np.tile(alone, (9, 1)))
+    got_BSV = px.decoded(
+      *(DRAFTER, PARAMS, None, tiled_BT, root_B, None),
+      ask=Ask(depth=depth, fanout=V),
+      vocab=V,
+    )
     for root, got_SV in zip(root_B[:n], got_BSV, strict=False):
       live = min(depth, n - root)
       want_SV = logq_BTV[b, first + root : first + root + live]

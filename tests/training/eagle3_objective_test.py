@@ -6,6 +6,7 @@ import eagle3_numpy as reference
 import jax
 import jax.numpy as jnp
 import numpy as np
+import packed_fixture as px
 import pytest
 from eagle3_fixture import V
 from eagle3_training_fixture import (
@@ -13,7 +14,6 @@ from eagle3_training_fixture import (
   FIXED,
   STEPS,
   TARGET_WEIGHTS,
-  T,
   batch,
   case,
   noisy,
@@ -22,8 +22,6 @@ from eagle3_training_fixture import (
 
 from specjax.models import transformer
 from specjax.training import step
-
-KEY = jax.random.key(0)
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -76,18 +74,6 @@ def target_of(drafter):
   return lambda token_T: of(tuple(token_T.tolist()))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def measured(objective, params, texts, fixed=FIXED, mass_K=None):
-  """((loss, figures), gradient), mass."""
-  mass = objective.mass(fixed, texts, KEY)
-  total = jnp.maximum(mass if mass_K is None else mass_K, 1e-9)
-  run = lambda p: objective.loss(
-    step._join(p, step._split(params)[1]), fixed, texts, KEY, total
-  )
-  learned = step._split(params)[0]
-  return jax.value_and_grad(run, has_aux=True)(learned), mass
-
-
 @pytest.mark.parametrize(
   ('changes', 'options'),
   [
@@ -109,7 +95,9 @@ def test_loss_by_hand(changes, options):
   hand = lambda p: by_hand(
     objective, p, embed_VD, texts, target_of(objective.drafter)
   )
-  ((loss, figures), grads), mass_K = measured(objective, params, texts)
+  ((loss, figures), grads), mass_K = px.measured(
+    objective, params, texts, FIXED
+  )
   want, mass, hits, drafted = hand(params)
   np.testing.assert_allclose(loss, want, rtol=1e-4)
   full = np.full(STEPS, texts.token_BT.size)
@@ -141,7 +129,7 @@ def test_what_is_trained(learn_head):
     {'own_embedding': True},
     learn_head=learn_head,
   )
-  ((_, _), grads), _ = measured(objective, params, batch())
+  ((_, _), grads), _ = px.measured(objective, params, batch(), FIXED)
   for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
     name = jax.tree_util.keystr(path)
     assert np.isfinite(leaf).all(), name
@@ -153,14 +141,7 @@ def test_what_is_trained(learn_head):
 def test_micro_batches_change_nothing():
   """Catches a mean of means: the rows have unlike numbers of wanted tokens."""
   objective, params = case()
-  ((loss, _), grads), mass_K = measured(objective, params, batch())
-  rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], batch()) for i in (0, 1)]
-  parts = [measured(objective, params, x, mass_K=mass_K) for x in rows]
-  np.testing.assert_allclose(sum(x[1] for x in parts), mass_K)
-  np.testing.assert_allclose(sum(x[0][0][0] for x in parts), loss, rtol=1e-5)
-  added = jax.tree.map(jnp.add, *(x[0][1] for x in parts))
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-  jax.tree.map(close, added, grads)
+  px.check_micro_batches(objective, params, batch(), FIXED)
 
 
 @pytest.mark.parametrize(
@@ -175,16 +156,7 @@ def test_micro_batches_change_nothing():
 def test_what_may_not_be_seen(kept, changed):
   """Tokens of another text, or behind the last wanted one, change nothing."""
   objective, params = case()
-  texts = jax.tree.map(lambda x: x[:1], batch())
-  only = np.zeros((1, T), bool)
-  only[:, kept] = True
-  texts = texts.replace(wanted_BT=texts.wanted_BT & only)
-  token_BT = texts.token_BT.at[0, jnp.asarray(changed)].add(7) % V
-  one, _ = measured(objective, params, texts)
-  two, _ = measured(objective, params, texts.replace(token_BT=token_BT))
-  assert one[0][0] > 0
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-  jax.tree.map(close, one, two)
+  px.check_unseen(objective, params, batch(), FIXED, kept, changed, V)
 
 
 def test_a_step_of_training():

@@ -7,11 +7,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import packed_fixture as px
 from eagle3_fixture import HF, TARGET, V
 
 from specjax.methods import eagle3
 from specjax.models import transformer
-from specjax.training.batch import Batch, Fixed
+from specjax.training.batch import Fixed
 from specjax.training.objectives.eagle3 import Eagle3
 
 STEPS, DECAY, T = 3, 0.7, 14
@@ -22,23 +23,9 @@ TEXTS = (((6, 2), (7, 3)), ((11, 5),))
 
 
 def batch(seed=0):
-  rng = np.random.default_rng(seed)
-  token_BT = rng.integers(0, V, (2, T)).astype(np.int32)
-  text_BT, position_BT, wanted_BT = np.zeros((3, 2, T), np.int32)
-  for b, row in enumerate(TEXTS):
-    first = 0
-    for i, (n, wanted) in enumerate(row):
-      text_BT[b, first : first + n] = i + 1
-      position_BT[b, first : first + n] = np.arange(n)
-      wanted_BT[b, first + wanted : first + n] = 1
-      first += n
-  wanted_BT[1, 8] = 0  # a hole within an answer
-  return Batch(
-    token_BT=jnp.asarray(token_BT),
-    wanted_BT=jnp.asarray(wanted_BT, bool),
-    text_BT=jnp.asarray(text_BT),
-    position_BT=jnp.asarray(position_BT),
-  )
+  texts = px.random_texts(TEXTS, V, T, seed)
+  # A hole within an answer.
+  return texts.replace(wanted_BT=texts.wanted_BT.at[1, 8].set(False))
 
 
 def noisy(shapes, seed=0):

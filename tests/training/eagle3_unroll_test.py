@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import packed_fixture as px
 import pytest
 from eagle3_fixture import V
 from eagle3_training_fixture import (
@@ -16,54 +17,12 @@ from eagle3_training_fixture import (
   spans,
 )
 
-from specjax import sampling
 from specjax.models import transformer, whole_text
 from specjax.training import teacher
 from specjax.training.objectives import eagle3
-from specjax.types import Accepted, Ask, Context, Frontier, Round, Sampling
+from specjax.types import Ask
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def decoded(drafter, params, token_BT, taps_BTE, root_B):
-  """float32[B, S, V]: laws at the root and below it, along the text.
-
-  The prompt is what stands before the root; every draft is the true token.
-  """
-  b, t = token_BT.shape
-  zeros, ones = jnp.zeros(b), jnp.ones(b, jnp.int32)
-  round = Round(
-    context=Context(token_BT, root_B + 1),
-    key_B=sampling.row_keys(range(b)),
-    noise_BPV=None,
-    sampling=Sampling(zeros, ones, zeros, zeros, all_greedy=True),
-  )
-  dead_BT = jnp.arange(t) >= root_B[:, None]
-  prompt = Accepted(
-    token_BP=jnp.where(dead_BT, 3, token_BT),
-    start_B=jnp.zeros(b, jnp.int32),
-    length_B=root_B,
-    taps_BPE=jnp.where(dead_BT[..., None], 9.0, taps_BTE),
-  )
-  call = lambda f, *x: f(params, TARGET_WEIGHTS, *x)
-  state = drafter.start(params, TARGET_WEIGHTS, b, t + 8)
-  state = call(drafter.commit, state, None, prompt)
-  ask = Ask(depth=STEPS, fanout=drafter.settings.draft_vocab)
-  found, scratch = call(drafter.begin, state, round, ask)
-  laws = [found]
-  for depth in range(1, STEPS):
-    at_B1 = jnp.minimum(root_B + depth, t - 1)[:, None]
-    frontier = Frontier(
-      token_BW=jnp.take_along_axis(token_BT, at_B1, axis=1),
-      row_BW=jnp.zeros((b, 1), jnp.int32),
-      depth=depth,
-    )
-    found, scratch = call(drafter.expand, scratch, frontier)
-    laws.append(found)
-  put = jax.vmap(lambda i, x: jnp.zeros(V).at[i].set(x))
-  spread = lambda x: put(x.token_BWC[:, 0], x.logq_BWC[:, 0])
-  return jnp.stack([spread(x) for x in laws], axis=1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -108,8 +67,11 @@ def test_every_step_is_a_depth_of_decoding(changes, switches):
     cut_TE = transformer.read(
       TARGET_WEIGHTS, jnp.asarray(alone)[None], taps=drafter.taps
     ).taps_BTE[0]
-    want_BSV = decoded(
-      drafter, params, tiled(alone), tiled(cut_TE), jnp.asarray(root_B)
+    want_BSV = px.decoded(
+      *(drafter, params, TARGET_WEIGHTS),
+      *(tiled(alone), jnp.asarray(root_B), tiled(cut_TE)),
+      ask=Ask(depth=STEPS, fanout=drafter.settings.draft_vocab),
+      vocab=V,
     )
     for root, want_SV in zip(root_B[: n - 1], want_BSV, strict=False):
       live = min(STEPS, n - root)  # tokens of this text to go on with

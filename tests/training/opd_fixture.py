@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import blocks_fixture as bx
 import jax
 import jax.numpy as jnp
 import methods_fixture as fx
@@ -23,11 +24,7 @@ NEW = 30
 
 def params_of(seed=1):
   """Wide random parameters: laws far from uniform, no near-ties."""
-  params = DRAFTER.init(jax.random.key(seed), fx.CONFIG)
-  norm = lambda path: 'norm' in jax.tree_util.keystr(path[-1:])
-  return jax.tree_util.tree_map_with_path(
-    lambda path, x: x if norm(path) else 8 * x, params
-  )
+  return bx.params_of(DRAFTER, seed)
 
 
 def batches(params, fixed=FIXED, **options):

@@ -160,12 +160,7 @@ def test_micro_batches_share_one_divisor():
 
 def test_what_may_not_be_seen_changes_nothing():
   """Only the second text of row 0 is asked for; all else becomes another."""
-  asked_BT = BATCH.wanted_BT & (BATCH.text_BT == 2)
-  batch = BATCH.replace(wanted_BT=asked_BT)
-  other_BT = (batch.token_BT + 3) % fx.CONFIG.vocab
-  changed = batch.replace(
-    token_BT=jnp.where(batch.text_BT == 2, batch.token_BT, other_BT)
-  )
+  batch, changed = bx.one_text_of(BATCH)
   (a, _), _ = bx.total(objective(), params_of(), bx.FIXED, batch, KEY)
   (b, _), _ = bx.total(objective(), params_of(), bx.FIXED, changed, KEY)
   np.testing.assert_allclose(a, b, rtol=1e-6)
