@@ -21,6 +21,7 @@ ARROWS = {
   'sampling': {'types', 'filtering'},
   'candidates': {'types', 'sampling'},
   'metrics': {'types'},
+  'inputs': {'types', 'sampling', 'checks'},
   'models': BASE,
   'weights': {'types', 'models'},
   'method': {'types', 'models', 'checks'},
@@ -32,7 +33,7 @@ ARROWS = {
   'vocab': BASE | {'drafters', 'weights', 'method', 'models'},
   'training': BASE
   | {'drafters', 'trees', 'decode', 'method', 'models'}
-  | {'weights', 'vocab'},
+  | {'weights', 'vocab', 'inputs'},
   'methods': {
     'rules',
     'drafters',

@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling
 from specjax.checks import check_whole, number
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
+from specjax.inputs import make_rows
 from specjax.method import Method
 from specjax.training.traces import Rounds, Watch, tracing
-from specjax.types import DecodeState, Params, Sampling
+from specjax.types import DecodeState, Params
 
-STOPS = 4  # stop ids are padded to a multiple
 KEPT = ('float16', 'bfloat16', 'float32')
 
 
@@ -123,34 +122,20 @@ def _start(
   method: Method, params: Params, prompts, some: range, plan: Plan
 ) -> DecodeState:
   """After these prompts; rows too many are done after one token."""
-  longest = max(map(len, prompts))
-  token_BT = np.zeros((plan.batch, bucket_for(longest)), np.int32)
-  length_B, new_B = np.ones((2, plan.batch), np.int32)
-  for row, i in enumerate(some):
-    token_BT[row, : len(prompts[i])] = prompts[i]
-    length_B[row], new_B[row] = len(prompts[i]), plan.new_tokens
-  wide = -(-max(len(plan.stop_ids), 1) // STOPS) * STOPS
-  stop_BI = np.full((plan.batch, wide), -1, np.int32)
-  stop_BI[:, : len(plan.stop_ids)] = plan.stop_ids
-  zero_B = jnp.zeros(plan.batch, jnp.int32)
-  return prefill(
-    method,
-    params,
-    jnp.asarray(token_BT),
-    jnp.asarray(length_B),
-    sampling.row_keys([plan.seed + some.start + i for i in range(plan.batch)]),
-    Sampling(
-      temperature_B=jnp.full(plan.batch, plan.temperature, jnp.float32),
-      top_k_B=zero_B,
-      top_p_B=jnp.ones(plan.batch),
-      min_p_B=jnp.zeros(plan.batch),
-      all_greedy=plan.temperature == 0,
-      filtering=False,
-    ),
-    jnp.asarray(stop_BI),
-    jnp.asarray(length_B + new_B),
-    capacity=capacity_for(method, longest, plan.new_tokens),
+  config, spare = params.target.config, plan.batch - len(some)
+  rows = make_rows(
+    [list(prompts[i]) for i in some] + [[0]] * spare,
+    vocab=config.vocab,
+    max_length=config.max_length,
+    max_new_tokens=[plan.new_tokens] * len(some) + [1] * spare,
+    temperature=plan.temperature,
+    seed=plan.seed + some.start,
+    stop_ids=plan.stop_ids,
   )
+  longest = max(map(len, prompts))
+  room = capacity_for(method, longest, plan.new_tokens)
+  arrays = rows.arrays(bucket_for(longest))
+  return prefill(method, params, *arrays, capacity=room)
 
 
 def _rounds(

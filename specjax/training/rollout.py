@@ -15,11 +15,11 @@ from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
 from specjax.drafters.dflash import DFlash
 from specjax.drafters.trimmed_vocab import Trimmed, TrimmedVocab
+from specjax.inputs import make_rows
 from specjax.method import Method
-from specjax.sampling import row_keys
 from specjax.training.batch import Fixed
 from specjax.training.replay import Replay, Rollout, Seen, plan
-from specjax.types import Array, Params, Sampling, TokenTree, Verdict
+from specjax.types import Array, Params, TokenTree, Verdict
 from specjax.weights.leaves import cast
 
 ROUNDS = (16, 32, 64, 128, 256, 512, 1024)  # few sizes, few programs
@@ -66,31 +66,26 @@ def roll(
     ValueError: another method, or prompts that are empty, hold what is no id,
       or do not fit the target with their answers.
   """
-  _check(method, prompts, new_tokens, params.target.config)
+  config = params.target.config
+  _check(method, prompts, new_tokens, config)
   longest = max(pad_to, *map(len, prompts))
-  token_BT = np.zeros((len(prompts), bucket_for(longest)), np.int32)
-  for row, ids in zip(token_BT, prompts, strict=True):
-    row[: len(ids)] = ids
-  length_B = jnp.asarray([len(ids) for ids in prompts], jnp.int32)
-  stop_I = jnp.asarray(list(stop_ids) or [-1], jnp.int32)
-  state = prefill(
-    method,
-    params,
-    jnp.asarray(token_BT),
-    length_B,
-    row_keys([0] * len(prompts)),  # of no draw: all rows are greedy
-    _greedy(len(prompts)),
-    jnp.broadcast_to(stop_I, (len(prompts), len(stop_I))),
-    length_B + new_tokens,
-    capacity=capacity_for(method, longest, new_tokens),
+  rows = make_rows(
+    list(map(list, prompts)),
+    vocab=config.vocab,
+    max_length=config.max_length,
+    max_new_tokens=new_tokens,
+    stop_ids=stop_ids,
   )
+  arrays = rows.arrays(bucket_for(longest))
+  room = capacity_for(method, longest, new_tokens)
+  state = prefill(method, params, *arrays, capacity=room)
   # The prompt gave the first token; a round gives one or more.
   state, records = decode(
     method, params, state, max_rounds=new_tokens - 1, observe=seen
   )
   return Rollout(
     token_BT=state.context.tokens_BT,
-    prompt_B=length_B,
+    prompt_B=arrays[1],
     length_B=state.context.length_B,
     rounds_B=state.rounds_B,
     seen=records.values,
@@ -188,17 +183,6 @@ def _drafting(
   return (
     dataclasses.replace(method, drafter=wrapped),
     Params(target=target, drafter=trimmed),
-  )
-
-
-def _greedy(rows: int) -> Sampling:
-  return Sampling(
-    temperature_B=jnp.zeros(rows, jnp.float32),
-    top_k_B=jnp.zeros(rows, jnp.int32),
-    top_p_B=jnp.ones(rows, jnp.float32),
-    min_p_B=jnp.zeros(rows, jnp.float32),
-    all_greedy=True,
-    filtering=False,
   )
 
 
