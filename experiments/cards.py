@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,8 @@ def write(
     f'{_settings(name)}.',
     f'- **Time.** {seconds / 60:.0f} minutes on {_machine(record)}'
     + (f', {steps} steps.' if steps else '.'),
-    f'- **Last figures.** {_figures(figures)}.{_meaning(name, figures)}',
+    f'- **Last figures.** {_figures(figures)}.'
+    + _meaning(name, record, figures),
     '',
   ]
   (folder / 'README.md').write_text('\n'.join(lines))
@@ -96,7 +98,9 @@ def _figures(figures: Mapping[str, Any]) -> str:
   return ', '.join(parts)
 
 
-def _meaning(name: str, figures: Mapping[str, Any]) -> str:
+def _meaning(
+  name: str, record: pathlib.Path, figures: Mapping[str, Any]
+) -> str:
   """What `accepted` is among them."""
   if name == 'taps':
     return (
@@ -105,8 +109,11 @@ def _meaning(name: str, figures: Mapping[str, Any]) -> str:
     )
   if 'low' not in figures:
     return ''
+  config = (record / run.CONFIG).read_text()
+  count = re.search(r'^held_out\.HeldOut\.limit = (\d+)$', config, re.MULTILINE)
+  some = f'{count[1]} questions' if count else 'questions'
   return (
-    ' `accepted` is tokens per round of greedy decoding on 16 questions of the '
+    f' `accepted` is tokens per round of greedy decoding on {some} of the '
     'train split, to watch the training; what counts is in '
     "the project's README."
   )

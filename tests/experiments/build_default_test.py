@@ -55,6 +55,7 @@ def test_lists_and_cards(work):
   record.mkdir(parents=True)
   row = {'step': 7, 'ce': 1.5, 'accepted': 3.0, 'low': 2.5, 'high': 3.5}
   run.append_rows(record / 'train.jsonl', [row])
+  (record / run.CONFIG).write_text('held_out.HeldOut.limit = 12\n')
   (work.out / build_default.TIMES).write_text('{"dflash": {"seconds": 120}}')
   pack(work)
   listed = json.loads((work.package / 'drafters.json').read_text())
@@ -63,6 +64,7 @@ def test_lists_and_cards(work):
   card = (folder / 'README.md').read_text()
   for said in ('1,623,936 parameters', '--only=dflash', '2 minutes', '7 steps'):
     assert said in card
+  assert 'on 12 questions' in card
   assert 'ce 1.5, accepted 3 [2.50, 3.50]' in card
 
 
