@@ -27,7 +27,7 @@ from experiments.prompts import read_prompts, to_ask
 from specjax import api
 from specjax.models.config import tiny, to_hf
 from specjax.training.collect import Plan
-from specjax.weights.files import write_json
+from specjax.weights.files import CONFIG, WEIGHTS, write_json
 
 _FLAGS = run.flag_values(__name__)
 _PROMPTS = flags.DEFINE_string(
@@ -139,9 +139,8 @@ def taps(work: Work) -> None:
   )
   folder = work.package / 'taps'
   folder.mkdir(parents=True, exist_ok=True)
-  for path in pathlib.Path(work / 'taps').glob('*'):
-    if path.name != train_scorer.TRACES and path.is_file():
-      shutil.copy(path, folder / path.name)
+  for name in (CONFIG, WEIGHTS):
+    shutil.copy(pathlib.Path(work / 'taps', name), folder / name)
   write_json(pathlib.Path(work / 'taps.json'), figures)
 
 

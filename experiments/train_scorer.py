@@ -4,9 +4,9 @@
     --prompts=prompts.jsonl --out=scorer
 
 Decodes the prompts with the pool that serving would choose from, keeps what the
-target says of it beside the scorer (`traces.safetensors`; the same command goes
-on from there), and trains on nine tenths of the prompts. What it writes is for
-`specjax.load(method='taps', drafter=FOLDER, scorer=FOLDER)`.
+target says of it beside the scorer (`traces.safetensors`), and trains on nine
+tenths of the prompts; the same command goes on where it was interrupted. What
+it writes is for `specjax.load(method='taps', drafter=FOLDER, scorer=FOLDER)`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ import numpy as np
 import tqdm
 from absl import app, flags
 
-from experiments import run
+from experiments import logs, run
 from experiments.prompts import read_prompts, to_ask
+from experiments.trace_lots import Epochs, lot
 from specjax import api
 from specjax.checks import check_whole
 from specjax.decoder import Decoder
 from specjax.method import Method
-from specjax.training import step
+from specjax.training import loop, step
 from specjax.training.batch import Fixed
 from specjax.training.collect import Plan
 from specjax.training.objectives import taps
@@ -120,7 +121,8 @@ def train_scorer(
     nodes that no round verified count as rejected in both.
 
   Raises:
-    ValueError: before long work, for settings that cannot be.
+    ValueError: before long work, for settings that cannot be, or that are not
+      those that a scorer in `out` was trained with.
   """
   if len(prompts) < 2:
     raise ValueError(
@@ -166,48 +168,43 @@ def fit(
   objective: taps.Taps,
 ) -> dict[str, float]:
   """Epochs over shuffled rounds; the best on `check` is on disk."""
-  count, config = len(learn.root_B), decoder.config
-  per_epoch = -(-count // training.batch)
+  made = {'objective': str(objective), **dataclasses.asdict(training)}
+  epochs = Epochs(learn, training.batch, training.seed, made)
   optimizer = step.Optimizer(
     rate=training.rate,
-    steps=training.epochs * per_epoch,
+    steps=training.epochs * epochs.steps,
     warm_up=0.0,
     decay=training.decay,
   )
-  params = method.tree.init(jax.random.key(training.seed), config)
-  state = step.begin(optimizer, objective, params, training.seed)
-  fixed = Fixed(target=decoder.params.target)
-  best: dict[str, float] = {}
-  with tqdm.tqdm(total=optimizer.steps, unit='step', file=sys.stderr) as bar:
-    for epoch in range(training.epochs):
-      order = np.random.default_rng((training.seed, epoch)).permutation(count)
-      for i in range(0, count, training.batch):
-        rounds = lot(learn, order[i : i + training.batch], training.batch)
-        state, _ = step.update(
-          optimizer,
-          objective,
-          state,
-          fixed,
-          jax.tree.map(lambda x: x[None], rounds),
-          dtype='float32',
-        )
-        bar.update()
-      figures = evaluate(state.params, fixed, check, training, objective)
-      bar.set_postfix(kl=f'{figures["kl"]:.4f}')
-      if not best or figures['loss'] < best['loss']:
-        best = figures
-        save_scorer(state.params, out, method, config)
-  return best
+  config, fixed = decoder.config, Fixed(target=decoder.params.target)
 
+  def begin() -> step.TrainState:
+    params = method.tree.init(jax.random.key(training.seed), config)
+    return step.begin(optimizer, objective, params, training.seed)
 
-def lot(rounds: Rounds, index: np.ndarray, size: int) -> Rounds:
-  """These rounds on the device; padded ones have nothing seen."""
+  def look(params: Any, _: int) -> dict[str, float]:
+    figures = evaluate(params, fixed, check, training, objective)
+    if not epochs.best or figures['loss'] < epochs.best['loss']:
+      epochs.best = figures
+      save_scorer(params, out, method, config)
+    return figures
 
-  def pick(x_B: np.ndarray) -> Array:
-    pad = [(0, size - len(index))] + [(0, 0)] * (x_B.ndim - 1)
-    return jnp.asarray(np.pad(x_B[index], pad))
-
-  return jax.tree.map(pick, rounds)
+  each, checkpoints = epochs.steps, out / 'checkpoints'
+  with logs.opened(out, loop.latest(checkpoints)) as log:
+    loop.fit(
+      checkpoints,
+      optimizer,
+      objective,
+      begin,
+      fixed,
+      epochs,
+      pace=loop.Pace(log=each, save=each, look=each),
+      dtype='float32',
+      log=log,
+      look=look,
+      title='scorer',
+    )
+  return epochs.best
 
 
 def evaluate(

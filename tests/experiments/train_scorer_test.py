@@ -1,10 +1,17 @@
 """From prompts to a scorer's folder, and what the script splits and pads."""
 
+import dataclasses
+import functools
+import itertools
+import json
+
 import numpy as np
 import pytest
 
 import specjax
+from experiments import logs, run
 from experiments import train_scorer as script
+from experiments.trace_lots import Epochs
 from specjax.training import trace_file
 from specjax.training.batch import Fixed
 from specjax.training.collect import Plan
@@ -53,6 +60,26 @@ def test_the_last_lot_is_padded_with_nothing_seen():
   assert lot.seen_BPW.any(axis=(1, 2)).tolist() == [True, True, False]
 
 
+def test_lots_go_on_where_they_were():
+  """Catches an epoch that leaves rounds out or comes again in its order, and a
+  place that is lost: within an epoch, and at the end of one."""
+  make = lambda **made: Epochs(numbered([7]).rounds, 3, 0, made)
+  epochs, drawn, states = make(), [], []
+  for _ in range(2 * epochs.steps):
+    batch, ids = epochs.draw(None)
+    assert batch.root_B[0, : len(ids)].tolist() == ids
+    drawn.append(ids)
+    states.append(json.loads(json.dumps(epochs.get_state())))
+  one, two = ([*itertools.chain(*some)] for some in (drawn[:3], drawn[3:]))
+  assert sorted(one) == sorted(two) == list(range(7)) and one != two
+  for done in (1, 3):
+    again = make()
+    again.set_state(states[done - 1])
+    assert [again.draw(None)[1] for _ in drawn[done:]] == drawn[done:]
+  with pytest.raises(ValueError, match=r'rate was None and is 0\.1'):
+    make(rate=0.1).set_state(states[0])
+
+
 def test_a_scorer_is_written_and_serves(tmp_path):
   """The folder is for the very pool that was traced, and holds the epoch
   whose figures were reported."""
@@ -93,3 +120,13 @@ def test_a_scorer_is_written_and_serves(tmp_path):
   again = script.evaluate(params, fixed, check, training, Taps())
   assert again == pytest.approx(figures, rel=1e-4)
   assert 0 < figures['accepted'] and 0 < figures['marginal_kl']
+  rows = run.read_rows(tmp_path / logs.ROWS)
+  best = min(rows, key=lambda row: row['loss'])
+  assert len(rows) == 3 and best == {**best, **figures}
+  # The same command finds it done; another is no continuation.
+  train = functools.partial(
+    script.train_scorer, decoder, method, prompts, tmp_path, PLAN
+  )
+  assert train(training) == figures
+  with pytest.raises(ValueError, match=r'rate was 0\.003 and is 0\.1'):
+    train(dataclasses.replace(training, rate=0.1))
