@@ -33,8 +33,8 @@ _TARGET = flags.DEFINE_string(
   'target', 'default', 'Folder or hub id.', flag_values=_FLAGS
 )
 _METHODS = flags.DEFINE_list(
-  'methods', ['dflash', 'ddtree', 'treeflash'], 'Names, each as name or '
-  'name:nodes.', flag_values=_FLAGS)  # fmt: skip
+  'methods', ['dflash', 'ddtree', 'treeflash'], 'Names, each as name, '
+  'name:nodes or name:nodes:rule.', flag_values=_FLAGS)  # fmt: skip
 _PROMPTS = flags.DEFINE_string(
   'prompts', 'gsm8k_test_20', 'Name or path.', flag_values=_FLAGS
 )
@@ -117,8 +117,13 @@ def _numbers(
 
 
 def _load(name: str) -> Decoder:
-  name, _, nodes = name.partition(':')
-  return api.load(_TARGET.value, name, nodes=int(nodes) if nodes else None)
+  name, nodes, rule = [*name.split(':'), '', ''][:3]
+  return api.load(
+    _TARGET.value,
+    name,
+    nodes=int(nodes) if nodes else None,
+    **({'rule': rule} if rule else {}),
+  )
 
 
 def _cell(decoder: Decoder, prompts, law, sharpness) -> dict[str, Any]:
