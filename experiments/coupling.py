@@ -35,6 +35,12 @@ _TARGET = flags.DEFINE_string(
 _METHODS = flags.DEFINE_list(
   'methods', ['dflash', 'ddtree', 'treeflash'], 'Names, each as name, '
   'name:nodes or name:nodes:rule.', flag_values=_FLAGS)  # fmt: skip
+_DRAFTER = flags.DEFINE_string(
+  'drafter',
+  None,
+  'Folder, or name of a packaged one, for all methods; None: their own.',
+  flag_values=_FLAGS,
+)
 _PROMPTS = flags.DEFINE_string(
   'prompts', 'gsm8k_test_20', 'Name or path.', flag_values=_FLAGS
 )
@@ -82,6 +88,7 @@ def coupling() -> list[dict[str, Any]]:
     key = {
       'target': _TARGET.value,
       'method': name,
+      'drafter': _DRAFTER.value,
       'temperature': law[0],
       'top_p': law[1],
       'sharpness': sharpness and list(sharpness),
@@ -89,7 +96,7 @@ def coupling() -> list[dict[str, Any]]:
       'prompts': len(prompts),
       'max_new_tokens': _NEW.value,
     }
-    if any(all(row[k] == v for k, v in key.items()) for row in rows):
+    if any(all(row.get(k) == v for k, v in key.items()) for row in rows):
       continue
     if shared is None or shared[0] != name:
       shared = (name, _load(name))
@@ -121,6 +128,7 @@ def _load(name: str) -> Decoder:
   return api.load(
     _TARGET.value,
     name,
+    _DRAFTER.value,
     nodes=int(nodes) if nodes else None,
     **({'rule': rule} if rule else {}),
   )
