@@ -2,39 +2,24 @@
 
   python -m experiments.roofline --target=qwen3-8b --device=h200 \
     --method=dflash --nodes=16 --accepted=7.83
-  python -m experiments.roofline --published --out=docs
 
-The first prints milliseconds of a plain step and of a round, and the speed-up;
-the second predicts every row of the published tables and writes a CSV file and
-the scatter plot. The model is `experiments/roofline_model.py`.
+Prints milliseconds of a plain step and of a round, and the speed-up. The model
+is `experiments/roofline_model.py`; `experiments/figures/prediction.py` predicts
+the rows of the published tables.
 """
 
 from __future__ import annotations
 
-import pathlib
 import sys
-from collections.abc import Sequence
 
 from absl import app, flags
 
 from experiments import roofline_presets as presets
 from experiments import run
 from experiments.roofline_model import Setting
-from experiments.roofline_published import Row, as_csv, compare, read
 from experiments.roofline_rounds import Prediction, predict
-from specjax.weights.files import replacing
 
-NAME = 'roofline_prediction'
 TITLE = 'Prediction by a roofline model, not a measurement'
-COLOURS = {  # Okabe and Ito's, told apart by colour-blind readers too
-  'DFlash': '#0072B2',
-  'Draft-OPD': '#56B4E9',
-  'DDTree': '#E69F00',
-  'TAPS': '#CC79A7',
-  'TreeFlash': '#009E73',
-  'EAGLE-3': '#D55E00',
-}
-MARKERS = {'gh200': 'o', 'a800': 's', 'a40': '^', 'h200': 'D'}
 
 _FLAGS = run.flag_values(__name__)
 
@@ -78,12 +63,6 @@ _LAUNCH_US = _flag(flags.DEFINE_float, 'launch_us', None, 'Per kernel.')
 _BOOKKEEPING_US = _flag(
   flags.DEFINE_float, 'bookkeeping_us', 50.0, 'Per round: tree, walk, writes.'
 )
-_PUBLISHED = _flag(
-  flags.DEFINE_bool, 'published', False, 'Predict the published tables.'
-)
-_OUT = _flag(
-  flags.DEFINE_string, 'out', 'runs/roofline', 'Folder for --published.'
-)
 
 
 def as_text(found: Prediction) -> str:
@@ -101,89 +80,13 @@ def as_text(found: Prediction) -> str:
   return '\n'.join([TITLE, *rows])
 
 
-def plot(rows: Sequence[Row], folder: pathlib.Path) -> None:
-  """Writes predicted against published as PNG and PDF.
-
-  Raises:
-    ValueError: matplotlib is not installed.
-  """
-  try:
-    from matplotlib.backends import backend_agg, backend_pdf
-    from matplotlib.figure import Figure
-  except ImportError as e:
-    raise ValueError(
-      "the plot needs matplotlib: pip install 'specjax[notebooks]'."
-    ) from e
-  figure = Figure(figsize=(10, 5.2), layout='constrained')
-  figure.suptitle(TITLE)
-  for axes, unit in zip(
-    figure.subplots(1, 2), ('speed-up', 'tokens/s'), strict=True
-  ):
-    _panel(axes, [r for r in rows if r.unit == unit and r.prediction], unit)
-  for kind, canvas in (
-    ('png', backend_agg.FigureCanvasAgg),
-    ('pdf', backend_pdf.FigureCanvasPdf),
-  ):
-    undated = {'CreationDate': None} if kind == 'pdf' else None
-    with replacing(folder / f'{NAME}.{kind}') as part:
-      canvas(figure).print_figure(part, format=kind, dpi=150, metadata=undated)
-
-
-def _panel(axes, rows: Sequence[Row], unit: str) -> None:
-  for method, colour in COLOURS.items():
-    for device, marker in MARKERS.items():
-      some = [r for r in rows if (r.method, r.device) == (method, device)]
-      if some:
-        axes.scatter(
-          [r.published for r in some],
-          [r.prediction for r in some],
-          c=colour,
-          marker=marker,
-          s=34,
-          edgecolors='black',
-          linewidths=0.4,
-          label=f'{method}, {device.upper()}',
-        )
-  values = [x for r in rows for x in (r.published, r.prediction)]
-  ends = min(values) / 1.1, max(values) * 1.1
-  axes.plot(ends, ends, color='black', linewidth=0.8)
-  axes.set(
-    xscale='log',
-    yscale='log',
-    xlim=ends,
-    ylim=ends,
-    aspect='equal',
-    xlabel=f'published, {unit}',
-    ylabel=f'prediction, {unit}',
-  )
-  if unit == 'speed-up':  # under a decade, where powers of ten tell nothing
-    ticks = range(1, 10)
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.set_yticks(ticks, map(str, ticks))
-    axes.minorticks_off()
-    axes.set(xlim=ends, ylim=ends)
-  axes.legend(fontsize=7, loc='lower right' if unit == 'speed-up' else 'best')
-  axes.grid(True, which='both', linewidth=0.2)
-
-
 def main(argv: list[str]) -> None:
   if argv[1:]:
     sys.exit(f'unexpected argument {argv[1]!r}.')
   try:
-    _published() if _PUBLISHED.value else print(as_text(_one()))
+    print(as_text(_one()))
   except ValueError as e:
     sys.exit(str(e))
-
-
-def _published() -> None:
-  rows, folder = compare(read()), pathlib.Path(_OUT.value)
-  folder.mkdir(parents=True, exist_ok=True)
-  with replacing(folder / f'{NAME}.csv') as part:
-    part.write_text(as_csv(rows), encoding='utf-8', newline='\n')
-  plot(rows, folder)
-  done = sum(row.prediction is not None for row in rows)
-  print(f'{TITLE}: {done} rows predicted, {len(rows) - done} left out.')
-  print(f'{folder / NAME}.csv, .png, .pdf')
 
 
 def _one() -> Prediction:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -227,17 +226,6 @@ COLUMNS = (
 )
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-  """The rows as a table; the same rows give the same bytes."""
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(COLUMNS)
-  for row in rows:
-    writer.writerow([_cell(getattr(row, name)) for name in COLUMNS])
-  return text.getvalue()
-
-
-def _cell(value: Any) -> str:
-  if value is None:
-    return ''
-  return f'{value:.3f}' if isinstance(value, float) else str(value)
+def as_record(row: Row) -> dict[str, Any]:
+  """The row by `COLUMNS`."""
+  return {name: getattr(row, name) for name in COLUMNS}

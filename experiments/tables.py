@@ -1,8 +1,18 @@
-"""Text tables for a terminal."""
+"""Text tables: aligned for a terminal, CSV and LaTeX for files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_TEX = str.maketrans(
+  {c: f'\\{c}' for c in '&%$#_{}'}
+  | {'~': '\\textasciitilde{}', '^': '\\textasciicircum{}'}
+  | {'\\': '\\textbackslash{}', '<': '$<$', '>': '$>$'}
+)
 
 
 def aligned(lines: Sequence[Sequence[str]], *, left: int | None = 1) -> str:
@@ -22,3 +32,61 @@ def aligned(lines: Sequence[Sequence[str]], *, left: int | None = 1) -> str:
     )
 
   return '\n'.join(map(line, lines))
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+  """A line per row under the columns' names; the same rows, the same bytes.
+
+  What a row lacks, None and nan are empty cells; floats have three decimals.
+  """
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator='\n')
+  writer.writerow(columns)
+  for row in rows:
+    writer.writerow([cell(row.get(name)) for name in columns])
+  return text.getvalue()
+
+
+def as_tex(
+  columns: Mapping[str, str],
+  rows: Iterable[Mapping[str, Any]],
+  *,
+  caption: str,
+  label: str,
+) -> str:
+  r"""A `longtable` with booktabs' rules; the same rows give the same bytes.
+
+  Args:
+    columns: heads by the rows' keys, in order.
+    rows: as for `as_csv`.
+    caption: plain text.
+    label: what `\ref` takes.
+  """
+  head = ' & '.join(map(_escaped, columns.values())) + r' \\'
+  return '\n'.join(
+    [
+      '% needs \\usepackage{booktabs,longtable}',
+      f'\\begin{{longtable}}{{{"l" * len(columns)}}}',
+      f'\\caption{{{_escaped(caption)}}}\\label{{{label}}}\\\\',
+      *('\\toprule', head, '\\midrule', '\\endfirsthead'),
+      *('\\toprule', head, '\\midrule', '\\endhead'),
+      *('\\bottomrule', '\\endfoot'),
+      *(
+        ' & '.join(_escaped(cell(row.get(name), 2)) for name in columns)
+        + r' \\'
+        for row in rows
+      ),
+      '\\end{longtable}\n',
+    ]
+  )
+
+
+def cell(value: Any, decimals: int = 3) -> str:
+  """A value as files have it."""
+  if value is None or (isinstance(value, float) and math.isnan(value)):
+    return ''
+  return f'{value:.{decimals}f}' if isinstance(value, float) else str(value)
+
+
+def _escaped(text: str) -> str:
+  return text.translate(_TEX)

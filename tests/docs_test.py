@@ -33,7 +33,7 @@ PATH = re.compile(rf'`((?:{"|".join(TOPS)})/[\w./-]+)`')
 DOTTED = re.compile(rf'\b((?:{"|".join(TOPS[:2])})(?:\.[A-Za-z_]\w*)+)')
 ARXIV = re.compile(r'\d{4}\.\d{5}')
 FENCE = re.compile(r'^```(\w*)\n(.*?)^```', re.M | re.S)
-COMMAND = re.compile(r'python -m (experiments\.\w+)((?:\\\n|[^\n])*)')
+COMMAND = re.compile(r'python -m (experiments(?:\.\w+)+)((?:\\\n|[^\n])*)')
 
 
 def blocks(text: str, language: str) -> list[str]:
