@@ -27,7 +27,8 @@ def summarise(
   """One row per method, in order of appearance.
 
   Speed-up is plain decoding's seconds per token over the method's, from the
-  same run; seconds are those of the rounds, without the prompt's reading.
+  same run; seconds are those of the rounds, without the prompt's reading. Its
+  interval is over prompts, as that of mean accepted is.
   """
   groups: dict[str, list[dict[str, Any]]] = {}
   for row in rows:
@@ -44,6 +45,11 @@ def _summary(group, plain, seed: int) -> dict[str, Any]:
   walks, depth = column(group, 'walks'), group[0]['max_depth']
   low, high = metrics.interval(emitted(group), rounds, seed=seed)
   total_s = sum(seconds)
+  times = (
+    *(seconds, emitted(group)),
+    *(column(plain, 'decode_s'), emitted(plain)),
+  )
+  slowest, fastest = _over_prompts(group, plain, times, seed)
   return {
     **{k: v for k, v in group[0].items() if k not in PER_PROMPT},
     'prompts': len(group),
@@ -57,11 +63,19 @@ def _summary(group, plain, seed: int) -> dict[str, Any]:
     'prefill_s': sum(column(group, 'prefill_s')),
     'decode_s': total_s,
     'tokens_per_s': sum(emitted(group)) / total_s if total_s else None,
-    'speed_up': metrics.speed_up(
-      seconds, emitted(group), column(plain, 'decode_s'), emitted(plain)
-    ),
+    'speed_up': metrics.speed_up(*times),
+    'speed_up_low': slowest,
+    'speed_up_high': fastest,
     'texts_equal': sum(column(group, 'equal')),
   }
+
+
+def _over_prompts(group, plain, times, seed: int) -> tuple[float, float]:
+  """Interval of the speed-up; none where prompts are not the same ones."""
+  prompts = [[row['prompt'] for row in rows] for rows in (group, plain)]
+  if prompts[0] != prompts[1]:
+    return float('nan'), float('nan')
+  return metrics.speed_up_interval(*times, seed=seed)
 
 
 def as_table(summaries: Sequence[dict[str, Any]]) -> str:

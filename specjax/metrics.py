@@ -84,17 +84,29 @@ def interval(
       f'tokens have shape {tokens.shape} and rounds {rounds.shape}; give one '
       'number per prompt in both.'
     )
+  alive = rounds > 0
+  return _bootstrap(
+    (tokens[alive], rounds[alive]),
+    lambda t, r, axis: t.sum(axis=axis) / r.sum(axis=axis),
+    confidence=confidence,
+    seed=seed,
+    resamples=resamples,
+  )
+
+
+def _bootstrap(
+  columns: Sequence[np.ndarray], ratio, *, confidence, seed, resamples
+) -> tuple[float, float]:
+  """Percentile interval of a ratio of columns, a prompt being one draw."""
   if not 0 < confidence < 1:
     raise ValueError(f'confidence is {confidence}; it must be in (0, 1).')
-  alive = rounds > 0
-  if alive.sum() < 2:
+  if len(columns[0]) < 2:
     return float('nan'), float('nan')
-  ratio = lambda t, r, axis: t.sum(axis=axis) / r.sum(axis=axis)
   with warnings.catch_warnings():
     # All prompts alike: scipy warns that the distribution is degenerate.
     warnings.simplefilter('ignore', scipy.stats.DegenerateDataWarning)
     found = scipy.stats.bootstrap(
-      (tokens[alive], rounds[alive]),
+      columns,
       ratio,
       paired=True,
       vectorized=True,
@@ -137,3 +149,52 @@ def speed_up(
     return float('nan')
   plain = np.sum(plain_seconds) / np.sum(plain_tokens)
   return float(plain / (np.sum(seconds) / np.sum(tokens)))
+
+
+def speed_up_interval(
+  seconds: Sequence[float],
+  tokens: Sequence[int],
+  plain_seconds: Sequence[float],
+  plain_tokens: Sequence[int],
+  *,
+  confidence: float = 0.95,
+  seed: int = 0,
+  resamples: int = 2000,
+) -> tuple[float, float]:
+  """Percentile bootstrap interval of `speed_up`, over prompts.
+
+  A prompt is drawn with both of its times: what it is slow at, both are.
+
+  Args:
+    seconds: one per prompt.
+    tokens: likewise.
+    plain_seconds: of plain decoding, prompt by prompt the same.
+    plain_tokens: likewise.
+    confidence: with the next two, as for `interval`.
+
+  Returns:
+    (low, high). (nan, nan) with fewer than two prompts of which both emitted
+    tokens.
+
+  Raises:
+    ValueError: lists of different length, or a confidence outside (0, 1).
+  """
+  columns = [
+    np.asarray(x, float) for x in (seconds, tokens, plain_seconds, plain_tokens)
+  ]
+  if len({x.shape for x in columns}) > 1 or columns[0].ndim != 1:
+    raise ValueError(
+      f'columns have shapes {[x.shape for x in columns]}; give one number per '
+      'prompt in each.'
+    )
+  alive = (columns[1] > 0) & (columns[3] > 0)
+  return _bootstrap(
+    [x[alive] for x in columns],
+    lambda s, t, ps, pt, axis: (
+      (ps.sum(axis=axis) / pt.sum(axis=axis))
+      / (s.sum(axis=axis) / t.sum(axis=axis))
+    ),
+    confidence=confidence,
+    seed=seed,
+    resamples=resamples,
+  )

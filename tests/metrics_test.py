@@ -85,3 +85,20 @@ def test_speed_up_is_a_ratio_of_totals():
   assert got == pytest.approx(10 / 9)
   assert metrics.speed_up([1.0], [5], [4.0], [10]) == pytest.approx(2.0)
   assert math.isnan(metrics.speed_up([0.0], [0], [1.0], [10]))
+
+
+def test_speed_up_interval_keeps_prompts_together():
+  """Two prompts, sped up by 2 and by 4: resamples are one, both or the other.
+
+  Drawn apart, 8 plain seconds would meet 1 of the method's.
+  """
+  columns = [1.0, 2.0], [10, 10], [2.0, 8.0], [10, 10]
+  low, high = metrics.speed_up_interval(*columns)
+  assert (low, high) == pytest.approx((2, 4))
+  middle = metrics.speed_up_interval(*columns, confidence=0.3)
+  assert middle == pytest.approx((10 / 3, 10 / 3))
+  assert metrics.speed_up(*columns) == pytest.approx(10 / 3)
+  one = metrics.speed_up_interval([1.0, 1.0], [5, 0], [2.0, 2.0], [5, 5])
+  assert np.isnan(one).all()
+  with pytest.raises(ValueError, match='one number per prompt'):
+    metrics.speed_up_interval([1.0], [5], [1.0, 2.0], [5, 5])

@@ -97,7 +97,7 @@ def who(row: Mapping[str, Any]) -> Mark:
   return {
     'source': MEASURED,
     'study': 'this project',
-    'method': NAMES.get(row['method'], row['method']),
+    'method': row['called'] or NAMES.get(row['method'], row['method']),
     'target': TARGETS.get(row['target'], row['target']),
     'device': device_text(row),
   }

@@ -48,6 +48,7 @@ def device(**changes):
     **dict(platform='cpu', device='cpu', devices=1, cpus=2),
     **dict(system='Linux x86_64', dtype='float32', target='default'),
     **dict(thinking=False, batch=1, method='ddtree', nodes=17),
+    'called': None,
     **changes,
   }
 

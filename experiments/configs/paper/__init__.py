@@ -1,0 +1,1 @@
+"""Gin finds an included file by its package, whatever the directory."""
