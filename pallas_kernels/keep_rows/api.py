@@ -5,11 +5,11 @@ from __future__ import annotations
 import chex
 import jax
 
-from pallas_kernels.dispatch import choose
+from pallas_kernels.dispatch import Backend, call
 from pallas_kernels.keep_rows.xla import keep_rows_xla
 
 Array = jax.Array
-BACKENDS = {'xla': keep_rows_xla}
+BACKENDS = (Backend(name='xla', run=keep_rows_xla),)
 
 
 def keep_rows(
@@ -37,6 +37,11 @@ def keep_rows(
   layers, b, k, _, h = cache_LBKSH.shape
   chex.assert_shape(rows_LBKPH, (layers, b, k, None, h))
   chex.assert_shape(start_B, (b,))
-  return choose('keep_rows', BACKENDS, backend)(
-    cache_LBKSH, rows_LBKPH.astype(cache_LBKSH.dtype), start_B
+  return call(
+    'keep_rows',
+    BACKENDS,
+    backend,
+    cache_LBKSH,
+    rows_LBKPH.astype(cache_LBKSH.dtype),
+    start_B,
   )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import chex
 import jax
 
-from pallas_kernels.dispatch import choose
+from pallas_kernels.dispatch import Backend, call
 from pallas_kernels.top_candidates.xla import top_candidates_xla
 
 Array = jax.Array
-BACKENDS = {'xla': top_candidates_xla}
+BACKENDS = (Backend(name='xla', run=top_candidates_xla),)
 
 
 def top_candidates(
@@ -37,4 +37,6 @@ def top_candidates(
       f'{count} candidates asked of a vocabulary of {head_VD.shape[0]}; '
       'ask for at least 1 and at most all.'
     )
-  return choose('top_candidates', BACKENDS, backend)(hidden_BWD, head_VD, count)
+  return call(
+    'top_candidates', BACKENDS, backend, hidden_BWD, head_VD, count=count
+  )

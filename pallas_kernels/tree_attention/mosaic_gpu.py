@@ -71,11 +71,15 @@ def tree_attention_mosaic_gpu(
   bits_BWR = jnp.pad(bits_BWR, ((0, 0), (0, 0), (0, more_rows)))
 
   shape = (b * k, tiles.splits, blocks * TILE)
-  tile = functools.partial(plgpu.SMEM, dtype=q_BTQH.dtype, transforms=swizzled(h))
+  tile = functools.partial(
+    plgpu.SMEM, dtype=q_BTQH.dtype, transforms=swizzled(h)
+  )
+
+  def tree_attention(*refs):  # the kernel's name
+    _kernel(*refs, machine=machine, tiles=tiles, kv_heads=k, scale=scale)
+
   o_JYRH, m_JYR, l_JYR = plgpu.kernel(
-    functools.partial(
-      _kernel, machine=machine, tiles=tiles, kv_heads=k, scale=scale
-    ),
+    tree_attention,
     out_type=[
       jax.ShapeDtypeStruct((*shape, h), jnp.float32),
       jax.ShapeDtypeStruct(shape, jnp.float32),
@@ -95,7 +99,6 @@ def tree_attention_mosaic_gpu(
       lowering_semantics=plgpu.LoweringSemantics.Lane
     ),
     interpret=machine.interpret,
-    name='tree_attention',
   )(
     length_B,
     q_JRH,
@@ -167,24 +170,26 @@ def _kernel(
   plgpu.barrier_wait(q_here)
 
   def step(i, carry, seen_of, clear):
-    o, m, l = carry
+    o, m, mass = carry
     slot = lax.rem(i, tiles.stages)
     plgpu.barrier_wait(k_here.at[slot])
-    logits = machine.dot_t(q_tile, k_tiles.at[slot]) * (scale * math.log2(math.e))
+    logits = machine.dot_t(q_tile, k_tiles.at[slot]) * (
+      scale * math.log2(math.e)
+    )
     seen = seen_of(i)
     logits = jnp.where(seen, logits, rows_lib.UNSEEN)
     top = jnp.maximum(m, jnp.max(logits, axis=1))
     across = lambda x, like: lax.broadcast_in_dim(x, like.shape, [0])
     p = jnp.where(seen, jnp.exp2(logits - across(top, logits)), 0.0)
     fade = jnp.exp2(m - top)
-    l = l * fade + jnp.sum(p, axis=1)
+    mass = mass * fade + jnp.sum(p, axis=1)
     plgpu.barrier_wait(v_here.at[slot])
     clear(i, slot)
     o = o * across(fade, o) + machine.dot(
       p.astype(v_tiles.dtype), v_tiles.at[slot]
     )
     fetch(i + tiles.stages)
-    return o, top, l
+    return o, top, mass
 
   column = machine.iota((TILE, TILE), 1)
 
@@ -224,7 +229,7 @@ def _kernel(
   carry = lax.fori_loop(
     old, count, lambda i, c: step(i, c, allowed, lambda i, slot: None), carry
   )
-  o, m, l = carry
+  o, m, mass = carry
   o_ref[head, split, rows] = o
   m_ref[head, split, rows] = m
-  l_ref[head, split, rows] = l
+  l_ref[head, split, rows] = mass

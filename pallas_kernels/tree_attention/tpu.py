@@ -20,7 +20,9 @@ LANES = 128
 MOST_NEW = 1024  # new rows stand in VMEM, all at once
 
 
-def refuses(q_BTQH, cache_k_BKSH, cache_v_BKSH, length_B, k_BKNH, *others, scale):
+def refuses(
+  q_BTQH, cache_k_BKSH, cache_v_BKSH, length_B, k_BKNH, *others, scale
+):
   """Why this backend cannot do a call of `api.tree_attention`, or None."""
   del cache_v_BKSH, length_B, others, scale
   if q_BTQH.dtype not in (jnp.bfloat16, jnp.float32):
@@ -32,9 +34,7 @@ def refuses(q_BTQH, cache_k_BKSH, cache_v_BKSH, length_B, k_BKNH, *others, scale
   if k_BKNH.shape[2] > MOST_NEW:
     return f'{k_BKNH.shape[2]} new rows are more than {MOST_NEW}'
   if tiles_lib.tpu(1, cache_k_BKSH.shape[2]).slots > 2048:
-    return (
-      f'a capacity of {cache_k_BKSH.shape[2]} slots is no multiple of 128'
-    )
+    return f'a capacity of {cache_k_BKSH.shape[2]} slots is no multiple of 128'
   return None
 
 
@@ -78,7 +78,9 @@ def tree_attention_tpu(
   row = lambda j, i, step, length_ref: (j, i, 0)
   new = lambda j, i, step, length_ref: (j, 0, 0)
   out_JRH = pl.pallas_call(
-    functools.partial(_kernel, tiles=tiles, kv_heads=k, steps=steps, scale=scale),
+    functools.partial(
+      _kernel, tiles=tiles, kv_heads=k, steps=steps, scale=scale
+    ),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
       grid=(b * k, pl.cdiv(r, tiles.rows), steps),
@@ -89,7 +91,8 @@ def tree_attention_tpu(
         pl.BlockSpec((None, 32 * words, h), new),
         pl.BlockSpec((None, 32 * words, h), new),
         pl.BlockSpec(
-          (None, tiles.rows, words), lambda j, i, step, length_ref: (j // k, i, 0)
+          (None, tiles.rows, words),
+          lambda j, i, step, length_ref: (j // k, i, 0),
         ),
       ],
       out_specs=pl.BlockSpec((None, tiles.rows, h), row),
@@ -105,7 +108,15 @@ def tree_attention_tpu(
     ),
     interpret=interpret,
     name='tree_attention',
-  )(length_B, q_JRH, one(cache_k_BKSH), one(cache_v_BKSH), k_JNH, v_JNH, bits_BRW)
+  )(
+    length_B,
+    q_JRH,
+    one(cache_k_BKSH),
+    one(cache_v_BKSH),
+    k_JNH,
+    v_JNH,
+    bits_BRW,
+  )
   return rows_lib.by_position(out_JRH.reshape(b, k, r, h), t)
 
 
@@ -176,8 +187,8 @@ def _attend(q_ref, o_ref, m_ref, l_ref, scale, k, v, seen):
   top = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
   p = jnp.where(seen, jnp.exp2(logits - top), 0)
   fade = jnp.exp2(before - top)
-  l = fade * l_ref[:, :1] + jnp.sum(p, axis=1, keepdims=True)
+  mass = fade * l_ref[:, :1] + jnp.sum(p, axis=1, keepdims=True)
   o = dot(p.astype(v.dtype), v, (((1,), (0,)), ((), ())))
   o_ref[...] = fade * o_ref[...] + o
   m_ref[...] = jnp.broadcast_to(top, m_ref.shape)
-  l_ref[...] = jnp.broadcast_to(l, l_ref.shape)
+  l_ref[...] = jnp.broadcast_to(mass, l_ref.shape)

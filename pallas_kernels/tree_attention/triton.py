@@ -59,7 +59,9 @@ def tree_attention_triton(
   # Triton's values have powers of two; what is beyond H is never read.
   wide = tiles_lib.power_of_two(h)
   y = tiles.splits
-  whole = lambda slots: pl.BlockSpec((None, slots, wide), lambda j, i, y: (j, 0, 0))
+  whole = lambda slots: pl.BlockSpec(
+    (None, slots, wide), lambda j, i, y: (j, 0, 0)
+  )
   o_JYRH, m_JYR, l_JYR = pl.pallas_call(
     functools.partial(
       _kernel, tiles=tiles, shape=(r, n, h), group=q // k, scale=scale
@@ -75,7 +77,9 @@ def tree_attention_triton(
       pl.BlockSpec((None, t, n), lambda j, i, y: (j // k, 0, 0)),
     ],
     out_specs=[
-      pl.BlockSpec((None, None, tiles.rows, wide), lambda j, i, y: (j, y, i, 0)),
+      pl.BlockSpec(
+        (None, None, tiles.rows, wide), lambda j, i, y: (j, y, i, 0)
+      ),
       pl.BlockSpec((None, None, tiles.rows), lambda j, i, y: (j, y, i)),
       pl.BlockSpec((None, None, tiles.rows), lambda j, i, y: (j, y, i)),
     ],
@@ -141,7 +145,9 @@ def _kernel(
     first = tile * tiles.slots
     live = first + jnp.arange(tiles.slots) < length
     seen = jnp.broadcast_to(live[None, :], (tiles.rows, tiles.slots))
-    return step(carry, load(k_ref, first, length), load(v_ref, first, length), seen)
+    return step(
+      carry, load(k_ref, first, length), load(v_ref, first, length), seen
+    )
 
   def new(tile, carry):
     first = tile * tiles.slots
@@ -151,7 +157,9 @@ def _kernel(
       mask=inside[:, None] & (column < n)[None, :],
       other=False,
     )
-    return step(carry, load(new_k_ref, first, n), load(new_v_ref, first, n), seen)
+    return step(
+      carry, load(new_k_ref, first, n), load(new_v_ref, first, n), seen
+    )
 
   length = length_ref[()]
   total = pl.cdiv(length, tiles.slots)
@@ -166,15 +174,15 @@ def _kernel(
   # The last split has the smallest share of the cache.
   last = (split == tiles.splits - 1).astype(jnp.int32)
   carry = lax.fori_loop(0, last * pl.cdiv(n, tiles.slots), new, carry)
-  o, m, l = carry
+  o, m, mass = carry
   pltriton.store(o_ref, o, mask=real)
   pltriton.store(m_ref, m, mask=inside)
-  pltriton.store(l_ref, l, mask=inside)
+  pltriton.store(l_ref, mass, mask=inside)
 
 
 def _step(q, scale, carry, k, v, seen):
   """One tile of an online softmax; `scale` is in units of log 2."""
-  o, m, l = carry
+  o, m, mass = carry
   exact = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
   logits = pltriton.dot(q, k, trans_b=True, precision=exact) * scale
   logits = jnp.where(seen, logits, rows_lib.UNSEEN)
@@ -182,4 +190,4 @@ def _step(q, scale, carry, k, v, seen):
   p = jnp.where(seen, jnp.exp2(logits - top[:, None]), 0)
   fade = jnp.exp2(m - top)
   o = o * fade[:, None] + pltriton.dot(p.astype(v.dtype), v, precision=exact)
-  return o, top, l * fade + jnp.sum(p, axis=1)
+  return o, top, mass * fade + jnp.sum(p, axis=1)
