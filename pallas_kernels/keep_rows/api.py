@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import chex
 import jax
 
-from pallas_kernels.dispatch import choose
+from pallas_kernels.dispatch import Backend, call
+from pallas_kernels.keep_rows import tpu, triton
 from pallas_kernels.keep_rows.xla import keep_rows_xla
 
 Array = jax.Array
-BACKENDS = {'xla': keep_rows_xla}
+BACKENDS = (
+  Backend(
+    name='triton', run=triton.keep_rows_triton, platform='cuda', at_least=(8, 0)
+  ),
+  Backend(
+    name='tpu', run=tpu.keep_rows_tpu, refuses=tpu.refuses, platform='tpu'
+  ),
+  Backend(name='xla', run=keep_rows_xla),
+)
 
 
 def keep_rows(
@@ -17,7 +28,7 @@ def keep_rows(
   rows_LBKPH: Array,
   start_B: Array,
   *,
-  backend: str | None = None,
+  backend: str | Sequence[str] | None = None,
 ) -> Array:
   """cache[:, b, :, start_b : start_b + P] = rows[:, b].
 
@@ -29,14 +40,21 @@ def keep_rows(
     rows_LBKPH: rows in path order; those past the accepted length are garbage
       that the cache's length hides.
     start_B: int32, first slot written per row.
-    backend: None lets the platform decide; a name forces that backend.
+    backend: 'triton' (Ampere and later), 'tpu', 'xla'; None, a name or names
+      in order, see `dispatch.call`.
 
   Raises:
     ValueError: unknown backend.
+    NotImplementedError: a backend that was asked for cannot do this call.
   """
   layers, b, k, _, h = cache_LBKSH.shape
   chex.assert_shape(rows_LBKPH, (layers, b, k, None, h))
   chex.assert_shape(start_B, (b,))
-  return choose('keep_rows', BACKENDS, backend)(
-    cache_LBKSH, rows_LBKPH.astype(cache_LBKSH.dtype), start_B
+  return call(
+    'keep_rows',
+    BACKENDS,
+    backend,
+    cache_LBKSH,
+    rows_LBKPH.astype(cache_LBKSH.dtype),
+    start_B,
   )

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import chex
 import jax
 
-from pallas_kernels.dispatch import choose
+from pallas_kernels.dispatch import Backend, call
+from pallas_kernels.top_candidates import tpu, triton
 from pallas_kernels.top_candidates.xla import top_candidates_xla
 
 Array = jax.Array
-BACKENDS = {'xla': top_candidates_xla}
+BACKENDS = (
+  Backend(
+    name='triton',
+    run=triton.top_candidates_triton,
+    refuses=triton.refuses,
+    platform='cuda',
+    at_least=(8, 0),
+  ),
+  Backend(
+    name='tpu', run=tpu.top_candidates_tpu, refuses=tpu.refuses, platform='tpu'
+  ),
+  Backend(name='xla', run=top_candidates_xla),
+)
 
 
 def top_candidates(
-  hidden_BWD: Array, head_VD: Array, count: int, *, backend: str | None = None
+  hidden_BWD: Array,
+  head_VD: Array,
+  count: int,
+  *,
+  backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array]:
   """The `count` best tokens of softmax(hidden @ head^T), best first.
 
@@ -23,13 +42,15 @@ def top_candidates(
     hidden_BWD: normed hidden states.
     head_VD: output embedding.
     count: C, at most V.
-    backend: None lets the platform decide; a name forces that backend.
+    backend: 'triton' (Ampere and later), 'tpu', 'xla'; None, a name or names
+      in order, see `dispatch.call`.
 
   Returns:
     token int32[B, W, C] and log-probability float32[B, W, C].
 
   Raises:
     ValueError: unknown backend, or more candidates than the vocabulary has.
+    NotImplementedError: a backend that was asked for cannot do this call.
   """
   chex.assert_rank((hidden_BWD, head_VD), (3, 2))
   if not 1 <= count <= head_VD.shape[0]:
@@ -37,4 +58,6 @@ def top_candidates(
       f'{count} candidates asked of a vocabulary of {head_VD.shape[0]}; '
       'ask for at least 1 and at most all.'
     )
-  return choose('top_candidates', BACKENDS, backend)(hidden_BWD, head_VD, count)
+  return call(
+    'top_candidates', BACKENDS, backend, hidden_BWD, head_VD, count=count
+  )

@@ -11,7 +11,7 @@ Array = jax.Array
 
 
 def top_candidates_xla(
-  hidden_BWD: Array, head_VD: Array, count: int
+  hidden_BWD: Array, head_VD: Array, *, count: int
 ) -> tuple[Array, Array]:
   """See `api.top_candidates`."""
   logits_BWV = jnp.einsum(

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import chex
 import jax
 
-from pallas_kernels.dispatch import choose
+from pallas_kernels.dispatch import Backend, call
+from pallas_kernels.tree_attention import mosaic_gpu, tpu, triton
 from pallas_kernels.tree_attention.xla import tree_attention_xla
 
 Array = jax.Array
-BACKENDS = {'xla': tree_attention_xla}
+BACKENDS = (
+  Backend(
+    name='mosaic_gpu',
+    run=mosaic_gpu.tree_attention_mosaic_gpu,
+    refuses=mosaic_gpu.refuses,
+    platform='cuda',
+    at_least=(9, 0),
+    below=(10, 0),
+  ),
+  Backend(
+    name='triton',
+    run=triton.tree_attention_triton,
+    refuses=triton.refuses,
+    platform='cuda',
+    at_least=(8, 0),
+  ),
+  Backend(
+    name='tpu',
+    run=tpu.tree_attention_tpu,
+    refuses=tpu.refuses,
+    platform='tpu',
+  ),
+  Backend(name='xla', run=tree_attention_xla),
+)
 
 
 def tree_attention(
@@ -22,13 +48,14 @@ def tree_attention(
   mask_BTN: Array,
   *,
   scale: float,
-  backend: str | None = None,
+  backend: str | Sequence[str] | None = None,
 ) -> Array:
   """softmax(scale * q k^T) v over [cache[:length] ; new rows where mask].
 
   One op serves a single token, a prompt chunk, a draft block and a draft tree:
   what the new rows see of one another is the mask (causal, full, ancestors).
   The cache is only read; slots from `length` on may hold anything, NaN too.
+  Gradients: of backend 'xla' only; kernels serve inference.
 
   Args:
     q_BTQH: queries, already rotated.
@@ -38,13 +65,15 @@ def tree_attention(
     mask_BTN: bool, which new rows a query sees. Each query must see at least
       one key, in the cache or here.
     scale: factor on the logits, usually 1 / sqrt(H).
-    backend: None lets the platform decide; a name forces that backend.
+    backend: 'mosaic_gpu' (Hopper), 'triton' (Ampere and later), 'tpu', 'xla';
+      None, a name or names in order, see `dispatch.call`.
 
   Returns:
     [B, T, Q, H] in the dtype of q; logits and softmax are float32.
 
   Raises:
     ValueError: unknown backend.
+    NotImplementedError: a backend that was asked for cannot do this call.
     AssertionError: shapes do not fit.
   """
   b, t, q, h = q_BTQH.shape
@@ -54,7 +83,10 @@ def tree_attention(
   chex.assert_shape(mask_BTN, (b, t, n))
   chex.assert_shape(length_B, (b,))
   chex.assert_is_divisible(q, k)
-  return choose('tree_attention', BACKENDS, backend)(
+  return call(
+    'tree_attention',
+    BACKENDS,
+    backend,
     q_BTQH,
     cache_k_BKSH,
     cache_v_BKSH,
