@@ -83,7 +83,7 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
 
 FIGURE = Plot(
   name='depth',
-  table='speedup',
+  tables=('speedup',),
   title='Acceptance by depth',
   marks=marks_of,
   draw=draw,
@@ -95,9 +95,7 @@ FIGURE = Plot(
     *('temperature', 'nodes', 'depth', 'share', 'rounds', 'prompts', 'dtype'),
   ),
   tex={
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'temperature': 'T',
     'nodes': 'rows',
     'depth': 'depth',

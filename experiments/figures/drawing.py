@@ -27,7 +27,7 @@ class Plot:
 
   Args:
     name: of its files.
-    table: the rows' `table` that it is about.
+    tables: the rows' `table`s that it is about; one of them has to be there.
     title: one line.
     marks: from all rows of a run to the marks, published ones included.
     draw: marks onto an empty matplotlib figure.
@@ -38,7 +38,7 @@ class Plot:
   """
 
   name: str
-  table: str
+  tables: Sequence[str]
   title: str
   marks: Callable[[Sequence[Mark]], list[Mark]]
   draw: Callable[[Any, Sequence[Mark]], None]
@@ -200,10 +200,11 @@ def command(plot: Plot) -> Callable[[Sequence[str]], None]:
       raise app.UsageError('give one RUN_DIR.')
     try:
       rows = marks_lib.read_rows(argv[1])
-      if not any(row['table'] == plot.table for row in rows):
-        have = ', '.join(sorted({row['table'] for row in rows}))
+      have = {row['table'] for row in rows}
+      if not have & set(plot.tables):
         raise ValueError(
-          f'{argv[1]} holds no rows of {plot.table!r}; it has {have}.'
+          f'{argv[1]} holds no rows of {" or ".join(plot.tables)}; it has '
+          f'{", ".join(sorted(have))}.'
         )
       out = pathlib.Path(flags.FLAGS.out or pathlib.Path(argv[1]) / 'figures')
       marks = plot.marks(rows)

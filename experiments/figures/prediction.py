@@ -185,7 +185,7 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
 
 FIGURE = Plot(
   name='prediction',
-  table='speedup',
+  tables=('speedup', 'throughput'),
   title='Prediction by a cost model against what was published and measured',
   marks=marks_of,
   draw=draw,
@@ -202,10 +202,7 @@ FIGURE = Plot(
     *('value' if name == 'published' else name for name in COLUMNS),
   ),
   tex={
-    'source': 'source',
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'nodes': 'rows',
     'batch': 'batch',
     'accepted': 'accepted',

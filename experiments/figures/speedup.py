@@ -95,7 +95,7 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
 
 FIGURE = Plot(
   name='speedup',
-  table='speedup',
+  tables=('speedup',),
   title='Speed-up against draft budget',
   marks=marks_of,
   draw=draw,
@@ -110,10 +110,7 @@ FIGURE = Plot(
     *('accepted', 'accepted_low', 'accepted_high', 'prompts', 'equal', 'dtype'),
   ),
   tex={
-    'source': 'source',
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'temperature': 'T',
     'nodes': 'rows',
     'speed_up': 'speed-up',

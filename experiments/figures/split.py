@@ -71,7 +71,7 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
 
 FIGURE = Plot(
   name='split',
-  table='split',
+  tables=('split',),
   title='Time of a round',
   marks=marks_of,
   draw=draw,
@@ -88,9 +88,7 @@ FIGURE = Plot(
     'dtype',
   ),
   tex={
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'nodes': 'rows',
     'round_ms': 'round, ms',
     **{f'{part}_share': part for part in COLOURS},

@@ -134,7 +134,7 @@ def _line(
 
 FIGURE = Plot(
   name='vocabulary',
-  table='vocabulary',
+  tables=('vocabulary',),
   title='Tokens per second against draft vocabulary and buffer',
   marks=marks_of,
   draw=draw,
@@ -154,11 +154,8 @@ FIGURE = Plot(
     *('accepted', 'prompts', 'equal', 'dtype'),
   ),
   tex={
-    'source': 'source',
-    'method': 'method',
-    'target': 'target',
+    **marks.WHO_TEX,
     'drafter': 'drafter',
-    'device': 'device',
     'list': 'list',
     'buffer': 'buffer',
     'tokens_per_s': 'tokens/s',

@@ -271,7 +271,7 @@ def test_command_line(tmp_path):
   'rows, message',
   [
     ([], 'holds no rows for figures'),
-    (measured()[:2], "no rows of 'split'; it has speedup"),
+    (measured()[:2], 'no rows of split; it has speedup'),
   ],
 )
 def test_a_folder_without_rows(rows, message, tmp_path):
