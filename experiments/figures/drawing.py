@@ -149,6 +149,15 @@ def legend(figure: Any, marks: Sequence[Mark], shapes: Mapping[str, str]):
   figure.legend(handles=handles, loc='outside right upper')
 
 
+def labels(figure: Any, all_axes: Sequence[Any]) -> None:
+  """One legend of what the panels' artists are labelled, each label once."""
+  found = {}
+  for axes in all_axes:
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+      found.setdefault(label, handle)
+  figure.legend(found.values(), found.keys(), loc='outside right upper')
+
+
 def grid(figure: Any, count: int, **kwargs: Any) -> list[Any]:
   """So many axes, at most four in a row; what is left over stays empty."""
   across = min(count, 4)
@@ -165,8 +174,11 @@ def sized(count: int, *, legend: float = 1.6) -> tuple[float, float]:
 
 
 def powers_of_two(axes: Any, values: Sequence[float]) -> None:
-  """A log-2 x axis with a tick per value that occurs."""
-  ticks = sorted(set(values))
+  """A log-2 x axis with a tick per value, but none upon another's."""
+  ticks: list[float] = []
+  for value in sorted(set(values)):
+    if not ticks or value > 1.2 * ticks[-1]:
+      ticks.append(value)
   axes.set_xscale('log', base=2)
   axes.set_xticks(ticks, [f'{x:g}' for x in ticks])
   axes.minorticks_off()

@@ -166,7 +166,7 @@ def filled(figure):
 @pytest.mark.parametrize(
   'name, hollow, full',
   [
-    *(('speedup', 52, 2), ('throughput', 30, 1), ('prediction', 82, 1)),
+    *(('speedup', 52, 1), ('throughput', 30, 1), ('prediction', 82, 1)),
     *(('vocabulary', 20, 2), ('depth', 0, 3)),
   ],
 )
