@@ -22,9 +22,9 @@ from absl import app
 
 from experiments import run
 from experiments.concurrency_summary import as_table, summarise
-from experiments.evaluate import NOT_IN_ROWS
-from experiments.lineup import Builder, Variant, load_all, sources
-from experiments.prompts import as_messages, read_prompts
+from experiments.lineup import Builder, Variant, load_all, opened
+from experiments.measure import facts
+from experiments.prompts import read_prompts, to_ask
 from experiments.serving_load import SAMPLING, Load
 from experiments.summary import PLAIN
 from specjax.checks import check_whole
@@ -93,12 +93,10 @@ def concurrency(
     check_whole(1, concurrencies=slots)
   texts = read_prompts(prompts, limit=limit)
   decoders = load_all(methods, target, drafters or {}, dtype)
-  settings['methods'] = {k: repr(d.method) for k, d in decoders.items()}
-  settings['variants'] = sources(methods)
   folder = pathlib.Path(run_dir)
-  run.open_folder(folder, settings)
+  constants = opened(folder, settings, methods, decoders)
   encode = lambda prompt: decoders[PLAIN].encode(prompt, thinking=thinking)
-  asked = [encode(as_messages(x) if chat else x) for x in texts]
+  asked = list(map(encode, to_ask(texts, chat)))
   loads = [
     Load(
       prompts=asked,
@@ -111,13 +109,6 @@ def concurrency(
     )
     for slots in concurrencies
   ]
-  constants = {
-    **{k: v for k, v in settings.items() if k not in NOT_IN_ROWS},
-    'prompt_set': prompts,
-    'versions': run.versions(),
-    **run.device(),
-  }
-  del constants['concurrencies']
   turns = _turns(decoders, loads, repeats, constants, folder / TURNS)
   summaries = summarise(turns)
   run.write_rows(folder / SUMMARY, summaries)
@@ -151,7 +142,7 @@ def _turns(
         }
         made = [
           constants
-          | _facts(label, decoders[label])
+          | facts(label, decoders[label])
           | {'concurrency': load.slots, 'turn': turn}
           | served[label]
           for label in labels
@@ -162,17 +153,6 @@ def _turns(
         rows += made
         bar.update()
   return rows
-
-
-def _facts(label: str, decoder: Decoder) -> dict[str, Any]:
-  return {
-    'label': label,
-    'method': decoder.method.name,
-    'nodes': decoder.nodes,
-    'max_depth': decoder.method.path_rows - 1,
-    'lossless': decoder.method.verify.lossless,
-    'dtype': decoder.dtype,
-  }
 
 
 def show() -> None:

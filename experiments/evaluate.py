@@ -18,14 +18,13 @@ import tqdm
 from absl import app
 
 from experiments import run
-from experiments.lineup import Builder, Variant, load_all, sources
+from experiments.lineup import Builder, Variant, load_all, opened
 from experiments.measure import Bench, measure
 from experiments.prompts import read_prompts, to_ask
 from experiments.summary import PLAIN, as_table, summarise
 
 METRICS = 'metrics.jsonl'
 SUMMARY = 'summary.jsonl'
-NOT_IN_ROWS = ('methods', 'variants', 'prompts')
 SAMPLING = ('max_new_tokens', 'temperature', 'top_k', 'top_p', 'min_p')
 
 
@@ -83,17 +82,9 @@ def evaluate(
       raise ValueError(f'{name} is {settings[name]}; it must be at least 1.')
   texts = read_prompts(prompts, limit=limit)
   decoders = load_all(methods, target, drafters or {}, dtype)
-  settings['methods'] = {k: repr(d.method) for k, d in decoders.items()}
-  settings['variants'] = sources(methods)
   folder = pathlib.Path(run_dir)
-  run.open_folder(folder, settings)
+  constants = opened(folder, settings, methods, decoders)
   encode = lambda prompt: decoders[PLAIN].encode(prompt, thinking=thinking)
-  constants = {
-    **{k: v for k, v in settings.items() if k not in NOT_IN_ROWS},
-    'prompt_set': prompts,
-    'versions': run.versions(),
-    **run.device(),
-  }
   asked = list(map(encode, to_ask(texts, chat)))
   bench = Bench(
     decoders=decoders,

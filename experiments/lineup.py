@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from experiments import run
 from experiments.summary import PLAIN
 from specjax import api
 from specjax.decoder import Decoder
 from specjax.method import Method
 
+# Of settings: lists for a whole run, and what rows call otherwise.
+NOT_IN_ROWS = ('methods', 'prompts', 'concurrencies')
 ADDED = ('drafter', 'vocab', 'scorer')
 Builder = str | Callable[..., Method]
 
@@ -92,6 +96,36 @@ def sources(methods: Sequence[Builder | Variant]) -> dict[str, dict[str, str]]:
     m.label: {name: repr(getattr(m, name)) for name in ADDED}
     for m in methods
     if isinstance(m, Variant)
+  }
+
+
+def opened(
+  folder: pathlib.Path,
+  settings: Mapping[str, Any],
+  methods: Sequence[Builder | Variant],
+  decoders: Mapping[str, Decoder],
+) -> dict[str, Any]:
+  """Makes or checks a run folder, see `run.open_folder`.
+
+  Args:
+    folder: of the run.
+    settings: of the script, `methods` and `prompts` among them.
+    methods: as given.
+    decoders: what they are.
+
+  Returns:
+    What every row of the run repeats.
+  """
+  told = {
+    'methods': {k: repr(d.method) for k, d in decoders.items()},
+    'variants': sources(methods),
+  }
+  run.open_folder(folder, {**settings, **told})
+  return {
+    **{k: v for k, v in settings.items() if k not in NOT_IN_ROWS},
+    'prompt_set': settings['prompts'],
+    'versions': run.versions(),
+    **run.device(),
   }
 
 

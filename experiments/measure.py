@@ -90,12 +90,7 @@ def _row(bench: Bench, label: str, outs: list[Generation], at: int) -> Row:
   )
   emitted, walks = len(out.tokens[at]) - 1, out.accepted[at]
   return {
-    'label': label,
-    'method': decoder.method.name,
-    'nodes': decoder.nodes,
-    'max_depth': decoder.method.path_rows - 1,
-    'lossless': decoder.method.verify.lossless,
-    'dtype': decoder.dtype,
+    **facts(label, decoder),
     'prompt_tokens': out.prompt_tokens[at],
     'tokens': emitted + 1,
     'rounds': len(walks),
@@ -108,4 +103,16 @@ def _row(bench: Bench, label: str, outs: list[Generation], at: int) -> Row:
     'walks': walks,
     'ids': out.tokens[at],
     'text': out.text[at] if out.text else None,
+  }
+
+
+def facts(label: str, decoder: Decoder) -> Row:
+  """What rows of every measurement say of a method."""
+  return {
+    'label': label,
+    'method': decoder.method.name,
+    'nodes': decoder.nodes,
+    'max_depth': decoder.method.path_rows - 1,
+    'lossless': decoder.method.verify.lossless,
+    'dtype': decoder.dtype,
   }

@@ -54,9 +54,8 @@ def _panel(mark: Mark) -> tuple[str, str, str]:
 def draw(figure: Any, found: Sequence[Mark]) -> None:
   """A panel per target and temperature, a line per method and budget."""
   panels = _panels(found)
-  for axes, panel in zip(
-    drawing.grid(figure, len(panels), sharey=True), panels, strict=True
-  ):
+  all_axes = drawing.grid(figure, len(panels), sharey=True)
+  for axes, panel in zip(all_axes, panels, strict=True):
     some = [m for m in found if _panel(m) == panel]
     key = lambda m: (m['method'], -m['nodes'])
     seen: dict[str, int] = {}
@@ -67,7 +66,7 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
       axes.plot(
         [m['depth'] for m in line],
         [m['share'] for m in line],
-        label=f'{method}, {-nodes} rows',
+        label=f'{method}, rows: {-nodes}',
         markersize=2,
         **style,
       )
@@ -76,18 +75,18 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
       xlabel='depth of the draft',
       ylim=(0, 1),
     )
-    axes.legend(fontsize=5)
-    if axes is not None and panel == panels[0]:
-      axes.set_ylabel('share of rounds that kept as many drafts')
+    axes.xaxis.get_major_locator().set_params(integer=True)
+  all_axes[0].set_ylabel('share of rounds that kept as many drafts')
+  drawing.labels(figure, all_axes)
 
 
 FIGURE = Plot(
   name='depth',
-  table='speedup',
+  tables=('speedup',),
   title='Acceptance by depth',
   marks=marks_of,
   draw=draw,
-  size=lambda found: drawing.sized(len(_panels(found)), legend=0.4),
+  size=lambda found: drawing.sized(len(_panels(found))),
   about='Share of rounds that kept at least as many drafts, by method and rows '
   'verified; the shares of a line add up to the drafts kept per round.',
   columns=(
@@ -95,9 +94,7 @@ FIGURE = Plot(
     *('temperature', 'nodes', 'depth', 'share', 'rounds', 'prompts', 'dtype'),
   ),
   tex={
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'temperature': 'T',
     'nodes': 'rows',
     'depth': 'depth',

@@ -27,7 +27,7 @@ class Plot:
 
   Args:
     name: of its files.
-    table: the rows' `table` that it is about.
+    tables: the rows' `table`s that it is about; one of them has to be there.
     title: one line.
     marks: from all rows of a run to the marks, published ones included.
     draw: marks onto an empty matplotlib figure.
@@ -38,7 +38,7 @@ class Plot:
   """
 
   name: str
-  table: str
+  tables: Sequence[str]
   title: str
   marks: Callable[[Sequence[Mark]], list[Mark]]
   draw: Callable[[Any, Sequence[Mark]], None]
@@ -149,6 +149,15 @@ def legend(figure: Any, marks: Sequence[Mark], shapes: Mapping[str, str]):
   figure.legend(handles=handles, loc='outside right upper')
 
 
+def labels(figure: Any, all_axes: Sequence[Any]) -> None:
+  """One legend of what the panels' artists are labelled, each label once."""
+  found = {}
+  for axes in all_axes:
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+      found.setdefault(label, handle)
+  figure.legend(found.values(), found.keys(), loc='outside right upper')
+
+
 def grid(figure: Any, count: int, **kwargs: Any) -> list[Any]:
   """So many axes, at most four in a row; what is left over stays empty."""
   across = min(count, 4)
@@ -165,8 +174,11 @@ def sized(count: int, *, legend: float = 1.6) -> tuple[float, float]:
 
 
 def powers_of_two(axes: Any, values: Sequence[float]) -> None:
-  """A log-2 x axis with a tick per value that occurs."""
-  ticks = sorted(set(values))
+  """A log-2 x axis with a tick per value, but none upon another's."""
+  ticks: list[float] = []
+  for value in sorted(set(values)):
+    if not ticks or value > 1.2 * ticks[-1]:
+      ticks.append(value)
   axes.set_xscale('log', base=2)
   axes.set_xticks(ticks, [f'{x:g}' for x in ticks])
   axes.minorticks_off()
@@ -200,10 +212,11 @@ def command(plot: Plot) -> Callable[[Sequence[str]], None]:
       raise app.UsageError('give one RUN_DIR.')
     try:
       rows = marks_lib.read_rows(argv[1])
-      if not any(row['table'] == plot.table for row in rows):
-        have = ', '.join(sorted({row['table'] for row in rows}))
+      have = {row['table'] for row in rows}
+      if not have & set(plot.tables):
         raise ValueError(
-          f'{argv[1]} holds no rows of {plot.table!r}; it has {have}.'
+          f'{argv[1]} holds no rows of {" or ".join(plot.tables)}; it has '
+          f'{", ".join(sorted(have))}.'
         )
       out = pathlib.Path(flags.FLAGS.out or pathlib.Path(argv[1]) / 'figures')
       marks = plot.marks(rows)

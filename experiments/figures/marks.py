@@ -16,6 +16,7 @@ from experiments.roofline_published import Row, compare, read
 Mark = dict[str, Any]
 PUBLISHED, MEASURED = 'published', 'measured'
 WHO = ('source', 'study', 'method', 'target', 'device')  # of every mark
+WHO_TEX = {k: k for k in WHO if k != 'study'}  # heads of LaTeX tables
 NAMES = {
   'ar': 'plain decoding',
   'lookup': 'prompt lookup',

@@ -35,6 +35,7 @@ from experiments.roofline_published import (
   as_record,
 )
 from experiments.roofline_rounds import predict
+from experiments.summary import PLAIN
 
 UNITS = ('speed-up', 'tokens/s')
 STUDY_OF = {
@@ -62,7 +63,7 @@ def marks_of(rows: Sequence[Mark]) -> list[Mark]:
     for row, who in marks.measured(rows, 'split')
   }
   for row, who in marks.measured(rows, 'speedup'):
-    if row['label'] != 'ar':
+    if row['label'] != PLAIN:
       found.append(_speed_up(row, who, times))
   for row, who in marks.measured(rows, 'throughput'):
     found.append(_throughput(row, who))
@@ -79,7 +80,7 @@ def _speed_up(row: Mark, who: Mark, times: Mapping[Any, float]) -> Mark:
   mark = _measured('speedup', 'speed-up', row, who, at, row['speed_up'])
   mark['temperature'] = f'{row["temperature"]:g}'
   key = who['target'], who['device']
-  plain, own = (times.get((*key, name)) for name in ('ar', row['label']))
+  plain, own = (times.get((*key, name)) for name in (PLAIN, row['label']))
   if mark['prediction'] is None and plain and own:
     mark['prediction'] = at.accepted * plain / own
     mark['left'] = 1 - mark['value'] / mark['prediction']
@@ -185,7 +186,7 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
 
 FIGURE = Plot(
   name='prediction',
-  table='speedup',
+  tables=('speedup', 'throughput'),
   title='Prediction by a cost model against what was published and measured',
   marks=marks_of,
   draw=draw,
@@ -202,10 +203,7 @@ FIGURE = Plot(
     *('value' if name == 'published' else name for name in COLUMNS),
   ),
   tex={
-    'source': 'source',
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'nodes': 'rows',
     'batch': 'batch',
     'accepted': 'accepted',

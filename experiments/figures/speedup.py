@@ -16,14 +16,17 @@ from absl import app
 from experiments.figures import drawing, marks
 from experiments.figures.drawing import Plot
 from experiments.figures.marks import PUBLISHED, STUDIES, Mark
+from experiments.summary import PLAIN
 
 UNKNOWN = ''  # the temperature of a study that does not tell it
 
 
 def marks_of(rows: Sequence[Mark]) -> list[Mark]:
-  """Published rows, then ours."""
+  """Published rows, then ours; plain decoding is the line at 1."""
   found = [_published(*pair) for pair in marks.published('math500_speedup')]
   for row, who in marks.measured(rows, 'speedup'):
+    if row['label'] == PLAIN:
+      continue
     found.append(
       {
         **who,
@@ -95,7 +98,7 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
 
 FIGURE = Plot(
   name='speedup',
-  table='speedup',
+  tables=('speedup',),
   title='Speed-up against draft budget',
   marks=marks_of,
   draw=draw,
@@ -110,10 +113,7 @@ FIGURE = Plot(
     *('accepted', 'accepted_low', 'accepted_high', 'prompts', 'equal', 'dtype'),
   ),
   tex={
-    'source': 'source',
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'temperature': 'T',
     'nodes': 'rows',
     'speed_up': 'speed-up',

@@ -53,11 +53,10 @@ def _panel(mark: Mark) -> tuple[str, str]:
 def draw(figure: Any, found: Sequence[Mark]) -> None:
   """A panel per target and device, a bar per method and budget."""
   panels = _panels(found)
-  for axes, panel in zip(
-    drawing.grid(figure, len(panels)), panels, strict=True
-  ):
+  all_axes = drawing.grid(figure, len(panels))
+  for axes, panel in zip(all_axes, panels, strict=True):
     some = [m for m in found if _panel(m) == panel][::-1]
-    names = [f'{m["method"]}, {m["nodes"]} rows' for m in some]
+    names = [f'{m["method"]}, rows: {m["nodes"]}' for m in some]
     left = [0.0] * len(some)
     for part, colour in COLOURS.items():
       # Pieces are timed apart and may exceed the round: no negative bar.
@@ -66,12 +65,12 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
       left = [a + b for a, b in zip(left, ms, strict=True)]
     axes.set(title=f'{panel[0]}\n{panel[1]}', xlabel='ms of a round')
     axes.grid(False, axis='y')
-  axes.legend(loc='lower right')
+  drawing.labels(figure, all_axes)
 
 
 FIGURE = Plot(
   name='split',
-  table='split',
+  tables=('split',),
   title='Time of a round',
   marks=marks_of,
   draw=draw,
@@ -88,9 +87,7 @@ FIGURE = Plot(
     'dtype',
   ),
   tex={
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'nodes': 'rows',
     'round_ms': 'round, ms',
     **{f'{part}_share': part for part in COLOURS},

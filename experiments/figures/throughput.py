@@ -88,7 +88,7 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
 
 FIGURE = Plot(
   name='throughput',
-  table='throughput',
+  tables=('throughput',),
   title='Throughput against concurrency',
   marks=marks_of,
   draw=draw,
@@ -104,10 +104,7 @@ FIGURE = Plot(
     *('equal', 'dtype'),
   ),
   tex={
-    'source': 'source',
-    'method': 'method',
-    'target': 'target',
-    'device': 'device',
+    **marks.WHO_TEX,
     'concurrency': 'requests',
     'tokens_per_s': 'tokens/s',
     'over_plain': 'x plain',

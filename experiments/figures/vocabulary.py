@@ -15,6 +15,7 @@ from absl import app
 from experiments.figures import drawing, marks
 from experiments.figures.drawing import Plot
 from experiments.figures.marks import MEASURED, PUBLISHED, STUDIES, Mark
+from experiments.summary import PLAIN
 
 NOT_GIVEN = 'not given'
 LISTS = {  # lines by buffer: colours from light to dark
@@ -27,7 +28,7 @@ def marks_of(rows: Sequence[Mark]) -> list[Mark]:
   """Published rows, then ours; a whole vocabulary has no list."""
   found = [_published(*pair) for pair in marks.published('med_throughput')]
   for row, who in marks.measured(rows, 'vocabulary'):
-    if row['label'] == 'ar':
+    if row['label'] == PLAIN:
       continue
     kind = 'whole vocabulary'
     if row['list']:
@@ -134,7 +135,7 @@ def _line(
 
 FIGURE = Plot(
   name='vocabulary',
-  table='vocabulary',
+  tables=('vocabulary',),
   title='Tokens per second against draft vocabulary and buffer',
   marks=marks_of,
   draw=draw,
@@ -154,11 +155,8 @@ FIGURE = Plot(
     *('accepted', 'prompts', 'equal', 'dtype'),
   ),
   tex={
-    'source': 'source',
-    'method': 'method',
-    'target': 'target',
+    **marks.WHO_TEX,
     'drafter': 'drafter',
-    'device': 'device',
     'list': 'list',
     'buffer': 'buffer',
     'tokens_per_s': 'tokens/s',

@@ -166,7 +166,7 @@ def filled(figure):
 @pytest.mark.parametrize(
   'name, hollow, full',
   [
-    *(('speedup', 52, 2), ('throughput', 30, 1), ('prediction', 82, 1)),
+    *(('speedup', 52, 1), ('throughput', 30, 1), ('prediction', 82, 1)),
     *(('vocabulary', 20, 2), ('depth', 0, 3)),
   ],
 )
@@ -271,7 +271,7 @@ def test_command_line(tmp_path):
   'rows, message',
   [
     ([], 'holds no rows for figures'),
-    (measured()[:2], "no rows of 'split'; it has speedup"),
+    (measured()[:2], 'no rows of split; it has speedup'),
   ],
 )
 def test_a_folder_without_rows(rows, message, tmp_path):

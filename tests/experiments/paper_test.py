@@ -140,8 +140,8 @@ def test_speed_up(tmp_path, monkeypatch):
   }
   sizes = {name: len(found) for name, found in drawn.items()}
   # Pretenders have a depth of 3, plain decoding too.
-  assert sizes == dict(speedup=4, depth=12, split=2, prediction=2)
-  assert [m['speed_up'] for m in drawn['speedup']] == [1, 2, 1, 2]
+  assert sizes == dict(speedup=2, depth=12, split=2, prediction=2)
+  assert [m['speed_up'] for m in drawn['speedup']] == [2, 2]
   assert all(m['prediction'] == 2 for m in drawn['prediction'])
   line = paper_tables.overview(rows)[2]
   assert line[1:4] == ['one at a time', 'lookup-8', '0']
