@@ -97,8 +97,10 @@ def main(argv: list[str]) -> None:
     raise SystemExit('\n'.join(dict.fromkeys(lacking)))
   page = pathlib.Path(_PAGE.value)
   into(page.read_text(), '')  # before the long work
-  rows = [row for device in _DEVICES.value for row in rows_for(device)]
-  page.write_text(into(page.read_text(), as_markdown(rows)))
+  rows: list[dict[str, Any]] = []
+  for device in _DEVICES.value:
+    rows += rows_for(device)
+    page.write_text(into(page.read_text(), as_markdown(rows)))
 
 
 if __name__ == '__main__':
