@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -35,6 +36,12 @@ SLOTS = 8192
 # One token, and a tree.
 ROWS = (1, 65)
 ARCHITECTURES = {'h100': 'sm_90a', 'a100': 'sm_80'}
+
+# How a compiled program for a TPU gives the chip memory a kernel is lent.
+_VMEM = (
+  r'custom_call_target="tpu_custom_call".*"used_scoped_memory_configs":'
+  r'\[\{"memory_space":"1"[^}]*"size":"(\d+)"'
+)
 
 _DEVICE = flags.DEFINE_enum(
   'device',
@@ -128,7 +135,8 @@ def row_of(name: str, call: Call, dump: pathlib.Path) -> dict:
   """What a compiler says about one call; `dump` is where XLA leaves its files.
 
   For GPUs: registers and spilled bytes of the op's kernel as ptxas counts them,
-  bytes of shared memory, and how many kernels the op launches in all.
+  bytes of shared memory, and how many kernels the op launches in all. For TPUs
+  `shared_bytes` are of VMEM.
   """
   executable = compiled(aot_devices.device(name), call)
   memory = executable.memory_analysis()
@@ -142,8 +150,8 @@ def row_of(name: str, call: Call, dump: pathlib.Path) -> dict:
     'temp_bytes': memory.temp_size_in_bytes,
   }
   if name in aot_devices.TPUS:
-    cost = executable.cost_analysis()
-    return row | {'bytes_accessed': int(cost['bytes accessed'])}
+    vmem = re.search(_VMEM, executable.as_text())
+    return row | ({'shared_bytes': int(vmem[1])} if vmem else {})
   return row | _of_gpu(call.op, ARCHITECTURES[name], dump)
 
 
@@ -174,7 +182,8 @@ def _of_gpu(op: str, architecture: str, dump: pathlib.Path) -> dict:
       size = re.search(r'dynamic_shared_memory_size %c(\d+)', path.read_text())
       facts['shared_bytes'] = int(size[1])
     said = ''
-    if path.suffix == '.ptx':
+    ours = path.suffix == '.ptx' and f'.entry {op}' in path.read_text()
+    if ours and not path.with_suffix('.ptxas').exists():  # Mosaic has asked
       command = [_ptxas(), '-v', f'-arch={architecture}', str(path)]
       said = subprocess.run(
         [*command, '-o', os.devnull], capture_output=True, text=True, check=True
@@ -211,8 +220,8 @@ def main(argv: list[str]) -> None:
     os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
     dump = pathlib.Path(folder)
     for call in calls(_OP.value):
-      for path in dump.iterdir():  # of the call before
-        path.unlink()
+      shutil.rmtree(dump)  # of the call before
+      dump.mkdir()
       print(json.dumps(row_of(name, call, dump)), flush=True)
 
 

@@ -26,7 +26,7 @@ PAGE = pathlib.Path(__file__).parent.parent / 'docs' / 'kernels.md'
 BEGIN, END = '<!-- aot table -->', '<!-- end of aot table -->'
 HEAD = (
   *('op', 'size', 'device', 'backend', 'registers', 'spilled bytes'),
-  *('shared KiB', 'launches', 'argument MB', 'temp MB', 'accessed MB'),
+  *('on-chip KiB', 'launches', 'argument MB', 'temp MB'),
 )
 
 _DEVICES = flags.DEFINE_list(
@@ -66,7 +66,6 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         *(given('registers'), given('spilled_bytes')),
         *(given('shared_bytes', 1024), given('launches')),
         *(given('argument_bytes', 1e6), given('temp_bytes', 1e6)),
-        given('bytes_accessed', 1e6),
       )
     )
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
