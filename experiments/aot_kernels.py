@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from absl import app, flags
 from jax.sharding import SingleDeviceSharding
 
-from experiments import aot_devices
+from experiments import aot_devices, run
 from experiments.roofline_presets import TARGETS
 from pallas_kernels.keep_rows import api as keep_rows
 from pallas_kernels.top_candidates import api as top_candidates
@@ -43,13 +43,18 @@ _VMEM = (
   r'\[\{"memory_space":"1"[^}]*"size":"(\d+)"'
 )
 
+_FLAGS = run.flag_values(__name__)
 _DEVICE = flags.DEFINE_enum(
   'device',
   None,
   [*aot_devices.GPUS, *aot_devices.TPUS],
   'What to compile for.',
+  required=True,
+  flag_values=_FLAGS,
 )
-_OP = flags.DEFINE_string('op', '', 'Only the ops whose name begins so.')
+_OP = flags.DEFINE_string(
+  'op', '', 'Only the ops whose name begins so.', flag_values=_FLAGS
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +132,8 @@ def compiled(device: jax.Device, call: Call):
     jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in call.args
   ]
   with jax.default_device(device):  # what the op chooses by
-    run = jax.jit(call.run, donate_argnums=call.donate)
-    return run.trace(*args).lower().compile()
+    jitted = jax.jit(call.run, donate_argnums=call.donate)
+    return jitted.trace(*args).lower().compile()
 
 
 def row_of(name: str, call: Call, dump: pathlib.Path) -> dict:
@@ -205,12 +210,12 @@ def _ptxas() -> str:
   return str(pathlib.Path(nvidia.cuda_nvcc.__path__[0]) / 'bin' / 'ptxas')
 
 
-def main(argv: list[str]) -> None:
-  del argv
+def show() -> None:
+  """A line per call, printed as soon as it is compiled."""
   name = _DEVICE.value
   lacking = aot_devices.missing(name)
   if lacking:
-    raise SystemExit(lacking)
+    raise ValueError(lacking)
   with tempfile.TemporaryDirectory() as folder:
     # Read when XLA begins, and by Mosaic at every compile.
     os.environ['XLA_FLAGS'] = f'--xla_dump_to={folder}'
@@ -225,6 +230,8 @@ def main(argv: list[str]) -> None:
       print(json.dumps(row_of(name, call, dump)), flush=True)
 
 
+main = run.command(show)
+
+
 if __name__ == '__main__':
-  flags.mark_flag_as_required('device')
   app.run(main)

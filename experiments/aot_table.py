@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from experiments import aot_devices
+from experiments import aot_devices, run
 
 PAGE = pathlib.Path(__file__).parent.parent / 'docs' / 'kernels.md'
 BEGIN, END = '<!-- aot table -->', '<!-- end of aot table -->'
@@ -29,10 +29,16 @@ HEAD = (
   *('on-chip KiB', 'launches', 'argument MB', 'temp MB'),
 )
 
+_FLAGS = run.flag_values(__name__)
 _DEVICES = flags.DEFINE_list(
-  'devices', [*aot_devices.GPUS, *aot_devices.TPUS], 'What to compile for.'
+  'devices',
+  [*aot_devices.GPUS, *aot_devices.TPUS],
+  'What to compile for.',
+  flag_values=_FLAGS,
 )
-_PAGE = flags.DEFINE_string('page', str(PAGE), 'Where the table goes.')
+_PAGE = flags.DEFINE_string(
+  'page', str(PAGE), 'Where the table goes.', flag_values=_FLAGS
+)
 
 
 def rows_for(device: str) -> list[dict[str, Any]]:
@@ -89,17 +95,20 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str]:
   return row['op'], row['size']
 
 
-def main(argv: list[str]) -> None:
-  del argv
+def write() -> None:
+  """Compiles, device by device, and writes what there is after each."""
   lacking = [x for d in _DEVICES.value if (x := aot_devices.missing(d))]
   if lacking:
-    raise SystemExit('\n'.join(dict.fromkeys(lacking)))
+    raise ValueError('; '.join(dict.fromkeys(lacking)))
   page = pathlib.Path(_PAGE.value)
   into(page.read_text(), '')  # before the long work
   rows: list[dict[str, Any]] = []
   for device in _DEVICES.value:
     rows += rows_for(device)
     page.write_text(into(page.read_text(), as_markdown(rows)))
+
+
+main = run.command(write)
 
 
 if __name__ == '__main__':
