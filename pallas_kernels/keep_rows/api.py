@@ -14,7 +14,11 @@ from pallas_kernels.keep_rows.xla import keep_rows_xla
 Array = jax.Array
 BACKENDS = (
   Backend(
-    name='triton', run=triton.keep_rows_triton, platform='cuda', at_least=(8, 0)
+    name='triton',
+    run=triton.keep_rows_triton,
+    refuses=triton.refuses,
+    platform='cuda',
+    at_least=(8, 0),
   ),
   Backend(
     name='tpu', run=tpu.keep_rows_tpu, refuses=tpu.refuses, platform='tpu'

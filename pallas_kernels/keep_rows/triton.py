@@ -17,6 +17,14 @@ Array = jax.Array
 ROWS = 32  # written at a time
 
 
+def refuses(cache_LBKSH, rows_LBKPH, start_B) -> str | None:
+  """Why this backend cannot do a call of `api.keep_rows`, or None."""
+  del rows_LBKPH, start_B
+  if cache_LBKSH.size >= 2**31:  # Pallas counts offsets in 32 bits
+    return f'a cache of {cache_LBKSH.shape} has 2^31 values or more'
+  return None
+
+
 def keep_rows_triton(
   cache_LBKSH: Array,
   rows_LBKPH: Array,

@@ -47,8 +47,8 @@ def refuses(hidden_BWD, head_VD, *, count) -> str | None:
     return f'hidden is {hidden_BWD.dtype} and the head {head_VD.dtype}'
   if count > MOST:
     return f'{count} candidates are more than {MOST}'
-  if head_VD.shape[0] >= best_list.MOST_COLUMNS:
-    return f'a vocabulary of {head_VD.shape[0]} is too large'
+  if head_VD.shape[0] >= best_list.MOST_COLUMNS or head_VD.size >= 2**31:
+    return f'a head of {head_VD.shape} is too large'
   return None
 
 

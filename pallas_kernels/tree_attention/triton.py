@@ -20,6 +20,7 @@ from pallas_kernels.tree_attention import tiles as tiles_lib
 from pallas_kernels.tree_attention.tiles import Tiles
 
 Array = jax.Array
+MOST_VALUES = 2**31  # of an array: Pallas counts offsets in 32 bits
 
 
 def refuses(q_BTQH, cache_k_BKSH, *others, scale) -> str | None:
@@ -29,6 +30,8 @@ def refuses(q_BTQH, cache_k_BKSH, *others, scale) -> str | None:
     return f'dtype {q_BTQH.dtype} is not bfloat16, float16 or float32'
   if q_BTQH.dtype != cache_k_BKSH.dtype:
     return f'q is {q_BTQH.dtype} and the cache {cache_k_BKSH.dtype}'
+  if cache_k_BKSH.size >= MOST_VALUES:
+    return f'a cache of {cache_k_BKSH.shape} has 2^31 values or more'
   if q_BTQH.shape[-1] > 128:
     return f'head width {q_BTQH.shape[-1]} is above 128'
   return None

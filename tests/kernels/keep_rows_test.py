@@ -52,6 +52,8 @@ def test_rows_and_nothing_else_change(backend, rows, width, dtype, start):
 
 
 def test_refusals_have_a_reason():
+  large = jax.ShapeDtypeStruct((36, 8, 8, 2**15, 128), 'bfloat16')
+  assert '2^31' in triton.refuses(large, None, None)
   cache, new = arrays(97, 64, 'float32')
   assert 'no multiple' in tpu.refuses(cache[..., :100, :], new, None)
   assert '97 rows' in tpu.refuses(cache, new, None)
