@@ -64,11 +64,15 @@ def trainings(target: Any) -> dict[str, tuple[Any, Any]]:
   wide = shapes.Block(layers=3, block=16, mask_id=mask_id)
   tree = shapes.Block(layers=3, block=16, mask_id=mask_id, treeflash=True)
   made = {
-    'dflash': (wide, dflash.build, functools.partial(block.Block, anchors=64)),
+    'dflash': (
+      wide,
+      dflash.build,
+      functools.partial(block.Block, anchors=64, gamma=0.0),
+    ),
     'treeflash': (
       tree,
       treeflash.build,
-      functools.partial(treeflash_objective.TreeFlash, anchors=64),
+      functools.partial(treeflash_objective.TreeFlash, anchors=64, gamma=0.0),
     ),
     'eagle3': (shapes.Eagle3(), eagle3.build, eagle3_objective.Eagle3),
     'draft_model': (
