@@ -167,10 +167,12 @@ def grid(figure: Any, count: int, **kwargs: Any) -> list[Any]:
   return list(axes.flat[:count])
 
 
-def sized(count: int, *, legend: float = 1.6) -> tuple[float, float]:
-  """Inches of a `grid` with a legend beside it."""
+def sized(
+  count: int, *, legend: float = 1.6, panel: float = 2.3
+) -> tuple[float, float]:
+  """Inches of a `grid` of so wide panels with a legend beside it."""
   across = min(count, 4)
-  return 2.3 * across + legend, 2.4 * -(-count // across) + 0.3
+  return panel * across + legend, (panel + 0.1) * -(-count // across) + 0.3
 
 
 def powers_of_two(axes: Any, values: Sequence[float]) -> None:

@@ -139,12 +139,7 @@ FIGURE = Plot(
   title='Tokens per second against draft vocabulary and buffer',
   marks=marks_of,
   draw=draw,
-  size=lambda found: tuple(
-    a * b
-    for a, b in zip(
-      drawing.sized(len(_panels(found)), legend=0), (1.3, 1.2), strict=True
-    )
-  ),
+  size=lambda found: drawing.sized(len(_panels(found)), legend=0, panel=3),
   about='Tokens per second with a draft vocabulary cut to a list of frequent '
   'tokens, and with a buffer of rare ones beside it; lines across are the '
   'whole vocabulary. The published rows are of medical questions; neither '
