@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,24 +94,29 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
   return '\n'.join([aligned(lines, left=2), '', *pays(rows)])
 
 
-def pays(rows: Sequence[dict[str, Any]]) -> list[str]:
+def pays(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   """Above which concurrency each method stops paying off on this device."""
-  by_label: dict[str, dict[int, float]] = {}
+  by_label: dict[str, list[Mapping[str, Any]]] = {}
   for row in rows:
     if row['label'] != PLAIN:
-      by_label.setdefault(row['label'], {})[row['concurrency']] = row[
-        'over_plain'
-      ]
-  return [f'{label}: {_verdict(over)}' for label, over in by_label.items()]
+      by_label.setdefault(row['label'], []).append(row)
+  return [f'{label}: {_verdict(some)}' for label, some in by_label.items()]
 
 
-def _verdict(over: dict[int, float]) -> str:
+def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
   """Of one method: it pays up to the size before the first that does not."""
-  sizes = sorted(over)
-  told = ', '.join(f'{over[n]:.2f} x ar at {n}' for n in sizes)
-  lost = next((i for i, n in enumerate(sizes) if over[n] <= 1), None)
+  rows = sorted(rows, key=lambda row: row['concurrency'])
+  told = ', '.join(
+    f'{row["over_plain"]:.2f} '
+    f'[{row["over_plain_low"]:.2f}, {row["over_plain_high"]:.2f}] '
+    f'at {row["concurrency"]}'
+    for row in rows
+  )
+  told = f'(over plain decoding, with the range of turns: {told})'
+  sizes = [row['concurrency'] for row in rows]
+  lost = next((i for i, row in enumerate(rows) if row['over_plain'] <= 1), None)
   if lost is None:
-    return f'pays off up to {sizes[-1]}, the largest measured ({told})'
+    return f'pays off up to {sizes[-1]}, the largest measured {told}'
   if lost == 0:
-    return f'does not pay off, not even at {sizes[0]} ({told})'
-  return f'stops paying off above {sizes[lost - 1]} ({told})'
+    return f'does not pay off, not even at {sizes[0]} {told}'
+  return f'stops paying off above {sizes[lost - 1]} {told}'

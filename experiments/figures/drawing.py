@@ -33,6 +33,7 @@ class Plot:
     draw: marks onto an empty matplotlib figure.
     size: inches, from the marks.
     about: what its caption says before who measured what.
+    notes: what it says behind that, from the marks.
     columns: of the CSV file.
     tex: heads of the LaTeX table by column.
   """
@@ -46,9 +47,11 @@ class Plot:
   about: str
   columns: Sequence[str]
   tex: Mapping[str, str]
+  notes: Callable[[Sequence[Mark]], str] = lambda marks: ''
 
   def caption(self, marks: Sequence[Mark]) -> str:
-    return f'{self.about} {marks_lib.places(marks)}'
+    parts = self.about, marks_lib.places(marks), self.notes(marks)
+    return ' '.join(filter(None, parts))
 
 
 def write(plot: Plot, marks: Sequence[Mark], folder: pathlib.Path) -> None:

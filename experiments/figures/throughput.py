@@ -13,12 +13,22 @@ from typing import Any
 
 from absl import app
 
+from experiments.concurrency_summary import pays
 from experiments.figures import drawing, marks
 from experiments.figures.drawing import Plot
-from experiments.figures.marks import DEVICES, PUBLISHED, STUDIES, Mark
+from experiments.figures.marks import (
+  DEVICES,
+  MEASURED,
+  NAMES,
+  PUBLISHED,
+  STUDIES,
+  Mark,
+)
+from experiments.summary import PLAIN
 
 COPIED = (  # from measured rows as they are
   *('concurrency', 'nodes', 'tokens_per_s', 'low', 'high', 'over_plain'),
+  *('over_plain_low', 'over_plain_high'),
   *('latency_p50_s', 'latency_p95_s', 'first_p50_s', 'first_p95_s'),
   *('requests', 'equal', 'thinking', 'dtype'),
 )
@@ -86,6 +96,21 @@ def draw(figure: Any, found: Sequence[Mark]) -> None:
   drawing.legend(figure, found, {})
 
 
+def verdicts(found: Sequence[Mark]) -> str:
+  """Above which concurrency methods stop paying off, by target and device."""
+  groups: dict[tuple[str, str], list[Mark]] = {}
+  for mark in found:
+    if mark['source'] == MEASURED:
+      name = f'{mark["method"]}, rows: {mark["nodes"]}'
+      label = PLAIN if mark['method'] == NAMES[PLAIN] else name
+      where = mark['target'], mark['device']
+      groups.setdefault(where, []).append({**mark, 'label': label})
+  return ' '.join(
+    f'{target} on {device}: {"; ".join(pays(rows))}.'
+    for (target, device), rows in groups.items()
+  )
+
+
 FIGURE = Plot(
   name='throughput',
   tables=('throughput',),
@@ -96,11 +121,13 @@ FIGURE = Plot(
   about='Output tokens per second against the number of requests decoded '
   'together. Whiskers: smallest and largest turn. The published rows are of '
   'MATH-500 with thinking, on one H200; scales differ between panels.',
+  notes=verdicts,
   columns=(
     *marks.WHO,
     *('engine', 'thinking', 'concurrency', 'nodes', 'tokens_per_s', 'low'),
-    *('high', 'over_plain', 'latency_p50_s', 'latency_p95_s', 'first_p50_s'),
-    *('first_p95_s', 'accepted', 'accepted_low', 'accepted_high', 'requests'),
+    *('high', 'over_plain', 'over_plain_low', 'over_plain_high'),
+    *('latency_p50_s', 'latency_p95_s', 'first_p50_s', 'first_p95_s'),
+    *('accepted', 'accepted_low', 'accepted_high', 'requests'),
     *('equal', 'dtype'),
   ),
   tex={

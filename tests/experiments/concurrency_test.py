@@ -147,12 +147,15 @@ def test_summary_of_turns():
 )
 def test_where_a_method_stops_paying_off(over, told):
   rows = [
-    {'label': label, 'concurrency': n, 'over_plain': x}
+    {
+      **{'label': label, 'concurrency': n, 'over_plain': x},
+      **{'over_plain_low': 0.5, 'over_plain_high': 2.0},
+    }
     for n, x in zip((1, 4, 8), over, strict=True)
     for label in ('ar', 'm')
   ]
   (line,) = pays(rows)
-  assert line.startswith(told) and f'{over[1]:.2f} x ar at 4' in line
+  assert line.startswith(told) and f'{over[1]:.2f} [0.50, 2.00] at 4' in line
 
 
 def test_wrong_settings_cost_no_time(tmp_path, monkeypatch):
