@@ -4,6 +4,8 @@ A piece runs several times within one program, as in decoding, where nothing is
 dispatched between rounds. So that no run is dropped or moved out of the loop,
 what it gives is carried, and what the next run reads depends on it: by a
 comparison whose outcome XLA cannot know.
+
+What some begin from, `by(f, *args)` gives: what f returns, or what is made up.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from specjax.models import cache as kv
 from specjax.types import Array, DecodeState, Params, Round, TokenTree, struct
 
 Job = Callable[[], None]
+_run = lambda f, *args: jax.jit(f)(*args)
 
 
 @struct
@@ -95,15 +98,14 @@ def drafting(method: Method, params: Params, state: DecodeState):
   return step, _caches(state), (params, _without(state))
 
 
-def building(method: Method, params: Params, state: DecodeState):
+def building(method: Method, params: Params, state: DecodeState, by=_run):
   """(step, kept, args) of the tree alone.
 
   Its drafter answers from a record: the candidates that it gave to this very
   tree. What the tree asks with is carried, since a drafter would read it.
   """
-  round, root, answers = jax.jit(lambda p, s: _record(method, p, s))(
-    params, state
-  )
+  record = lambda params, state: _record(method, params, state)
+  round, root, answers = by(record, params, state)
 
   def step(ok, kept, params, state, round, root, answers):
     state, root, answers = _begun(ok, state), *after(ok, (root, answers))
@@ -130,11 +132,10 @@ class Drafted:
   place: Mapping[int, int]  # of the scratch's caches among the state's
 
 
-def drafted(method: Method, params: Params, state: DecodeState) -> Drafted:
-  """Runs a round's first half."""
+def drafted(method: Method, params: Params, state: DecodeState, by=_run):
+  """A round's first half, as `Drafted`."""
   places = {}
 
-  @jax.jit
   def run(params, state):
     round = rounds.open_round(method, params, state)
     tree, scratch = rounds.draft(method, params, state, round)
@@ -142,7 +143,7 @@ def drafted(method: Method, params: Params, state: DecodeState) -> Drafted:
     places.update(place)
     return round, tree, made, state
 
-  return Drafted(*run(params, state), places)
+  return Drafted(*by(run, params, state), places)
 
 
 def _handed_on(scratch: Any, state: DecodeState):
@@ -190,14 +191,13 @@ def checking(
 
 
 def committing(
-  method: Method, params: Params, state: DecodeState, drafted: Drafted
+  method: Method, params: Params, state: DecodeState, drafted, by=_run
 ):
   """(step, kept, args) of the path, both caches and the text."""
   tree, sized = drafted.tree, isinstance(method.tree, SizedTree)
   state = drafted.state
-  found = jax.jit(lambda *args: _checked(method, *args))(
-    params, state, tree, drafted.round
-  )
+  check = lambda *args: _checked(method, *args)
+  found = by(check, params, state, tree, drafted.round)
 
   def step(ok, caches, params, rest, made, tree, found):
     state = _begun(ok, _with(rest, caches))
