@@ -21,7 +21,7 @@ from experiments.breakdown import PARTS, breakdown
 from experiments.evaluate import evaluate
 
 CONFIG = 'experiments/configs/table.gin'
-HEAD = ('method', 'nodes', 'mean accepted [95%]', 'tok/s', 'x ar', *PARTS)
+HEAD = ('method', 'nodes', 'mean accepted [95%]', 'tok/s', 'x ar [95%]', *PARTS)
 
 
 def methods_table(
@@ -72,12 +72,11 @@ def as_markdown(
     s = measured.get(row['label'])
     figures = ('-',) * 3
     if s is not None:
-      low, high = s['mean_accepted_low'], s['mean_accepted_high']
-      figures = (
-        f'{s["mean_accepted"]:.2f} [{low:.2f}, {high:.2f}]',
-        f'{s["tokens_per_s"]:.0f}',
-        f'{s["speed_up"]:.2f}',
+      accepted, faster = (
+        f'{s[name]:.2f} [{s[f"{name}_low"]:.2f}, {s[f"{name}_high"]:.2f}]'
+        for name in ('mean_accepted', 'speed_up')
       )
+      figures = (accepted, f'{s["tokens_per_s"]:.0f}', faster)
     shares = (f'{row[f"{part}_share"]:.0%}' for part in PARTS)
     lines.append((row['label'], str(row['nodes']), *figures, *shares))
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
