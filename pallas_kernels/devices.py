@@ -7,7 +7,12 @@ import dataclasses
 import re
 
 import jax
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from jax.sharding import (
+  AbstractDevice,
+  AbstractMesh,
+  AxisType,
+  use_abstract_mesh,
+)
 
 # Compute capabilities of NVIDIA's data-centre and desktop chips, by a word of
 # their name: an abstract device has a name only.
@@ -57,7 +62,10 @@ def as_if(kind: str):
   """
   platform = 'tpu' if kind.startswith('TPU') else 'gpu'
   device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
-  mesh = AbstractMesh((1,), ('x',), abstract_device=device)
+  # Auto: arrays' types stay as they are without a mesh.
+  mesh = AbstractMesh(
+    (1,), ('x',), axis_types=(AxisType.Auto,), abstract_device=device
+  )
   with use_abstract_mesh(mesh):
     yield
 

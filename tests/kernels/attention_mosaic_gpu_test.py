@@ -62,6 +62,7 @@ class TestAgainstTheReference:
   def test_the_rest(self, case):
     cases.check(case, interpreted)
 
+  @pytest.mark.sweep
   def test_256_rows(self):
     cases.check(
       cases.Case(256, 64, 1, 'bfloat16', 'ragged', 'tree'), interpreted
