@@ -51,7 +51,7 @@ _SEED = _flag(
   flags.DEFINE_integer, 'seed', None, 'Of all inputs; None: a fresh one.'
 )
 KERNELS = 0.2  # of the time, for one backend's
-REPORT_S = 5.0  # kept back for the end
+REPORT_S = 10.0  # kept back for the end
 TINY_PROGRAMS = 8  # those of the first setting
 
 
