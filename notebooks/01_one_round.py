@@ -44,7 +44,7 @@ from specjax.inputs import make_rows
 
 decoder = specjax.load(method='ddtree', nodes=17)
 method, params = decoder.method, decoder.params
-print(method)
+print(type(method.drafter).__name__, method.tree, method.verify, sep='\n')
 
 # %% [markdown]
 # A method is a drafter, a tree and a verifier: static objects without arrays.

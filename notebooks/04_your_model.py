@@ -100,7 +100,8 @@ for path in sorted(folder.iterdir()):
 chat = [{'role': 'user', 'content': 'Name three colours, and three again.'}]
 ask = dict(max_new_tokens=32, stop_ids=())
 plain = specjax.load(target=folder)
-print(plain.config)
+config = plain.config
+print(f'{config.family}: {config.layers} layers, {config.vocab} tokens')
 want = plain.generate([chat], **ask)
 print(repr(want.text[0]))
 

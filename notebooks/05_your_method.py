@@ -41,20 +41,11 @@ import specjax
 from specjax.method import Method
 from specjax.trees.best_first import BestFirst
 from specjax.trees.chain import Chain
-from specjax.types import Candidates, struct
+from specjax.types import Candidates
 from specjax.verify.follow import Follow
 
 
 # %%
-@struct
-class Scratch:
-  """What a round remembers: the text, and the last tokens of each node."""
-
-  tokens_BT: jax.Array
-  known_BT: jax.Array  # has a successor
-  last_BWK: jax.Array  # latest first
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
   """Proposes what followed the last tokens; a longer match counts more."""
@@ -72,40 +63,38 @@ class Counts:
   commit = lambda self, params, target, state, scratch, accepted: ()
 
   def begin(self, params, target, state, round, ask):
-    tokens_BT = round.context.tokens_BT
-    length_B1 = round.context.length_B[:, None]
-    at_BK = jnp.maximum(length_B1 - 1 - jnp.arange(self.order), 0)
-    last_BK = jnp.take_along_axis(tokens_BT, at_BK, axis=1)
-    known_BT = jnp.arange(tokens_BT.shape[1]) < length_B1 - 1
-    return self._after(target, Scratch(tokens_BT, known_BT, last_BK[:, None]))
+    text = round.context
+    at_BK = text.length_B[:, None] - 1 - jnp.arange(self.order)
+    last_BK = jnp.take_along_axis(text.tokens_BT, jnp.maximum(at_BK, 0), axis=1)
+    return self.after(target, text, last_BK[:, None])
 
   def expand(self, params, target, scratch, frontier):
-    row_BW1 = frontier.row_BW[..., None]
-    last_BWK = jnp.take_along_axis(scratch.last_BWK, row_BW1, axis=1)
-    last_BWK = jnp.concatenate(
-      [frontier.token_BW[..., None], last_BWK[..., :-1]], axis=-1
-    )
-    return self._after(target, scratch.replace(last_BWK=last_BWK))
+    text, last_BWK = scratch
+    last_BWK = jnp.take_along_axis(last_BWK, frontier.row_BW[..., None], axis=1)
+    new_BW1 = frontier.token_BW[..., None]
+    last_BWK = jnp.concatenate([new_BW1, last_BWK[..., :-1]], axis=-1)
+    return self.after(target, text, last_BWK)
 
-  def _after(self, target, scratch):
-    match_BWT, weight_BWT = scratch.known_BT[:, None], 0.0
+  def after(self, target, text, last_BWK):  # a node's last tokens, latest first
+    tokens_BT, next_BT = text.tokens_BT, jnp.roll(text.tokens_BT, -1, axis=1)
+    known_BT = jnp.arange(tokens_BT.shape[1]) < text.length_B[:, None] - 1
+    match_BWT, weight_BWT = known_BT[:, None], 0.0
     for back in range(self.order):
-      earlier_BT = jnp.roll(scratch.tokens_BT, back, axis=1)
-      last_BW1 = scratch.last_BWK[..., back, None]
-      match_BWT = match_BWT & (earlier_BT[:, None] == last_BW1)
-      weight_BWT = weight_BWT + 10.0**back * match_BWT
-    zero_WV = jnp.zeros((weight_BWT.shape[1], target.config.vocab))
-    count_BWV = jax.vmap(lambda next_T, w_WT: zero_WV.at[:, next_T].add(w_WT))(
-      jnp.roll(scratch.tokens_BT, -1, axis=1), weight_BWT
-    )
-    total_BW1 = jnp.maximum(jnp.sum(count_BWV, axis=-1, keepdims=True), 1)
-    logq_BWC, token_BWC = jax.lax.top_k(
-      jnp.log(count_BWV / total_BW1), self.fanout
-    )  # log 0 is -inf: no candidate
-    return Candidates(token_BWC, logq_BWC), scratch
+      there_BT = jnp.roll(tokens_BT, back, axis=1)
+      match_BWT &= there_BT[:, None] == last_BWK[..., back, None]
+      weight_BWT += 10.0**back * match_BWT
+    zero_WV = jnp.zeros((last_BWK.shape[1], target.config.vocab))
+    count = lambda next_T, weight_WT: zero_WV.at[:, next_T].add(weight_WT)
+    count_BWV = jax.vmap(count)(next_BT, weight_BWT)
+    law_BWV = count_BWV / jnp.maximum(jnp.sum(count_BWV, -1, keepdims=True), 1)
+    logq_BWC, token_BWC = jax.lax.top_k(jnp.log(law_BWV), self.fanout)
+    return Candidates(token_BWC, logq_BWC), (text, last_BWK)
 
 
 # %% [markdown]
+# What passes from `begin` to `expand` is the scratch of a round: the text, and
+# the last tokens of every node. A score of -inf is no candidate.
+#
 # The tree and the verifier are there already. `specjax.load` takes a build
 # function; in a file `specjax/methods/counts.py`, `method='counts'` finds it.
 
@@ -184,6 +173,8 @@ axes.set_xticks([i + 0.2 for i in ROWS.values()], list(ROWS))
 axes.set_ylabel('tokens per round')
 axes.legend()
 plt.show()
+print(f'lookup {lookup.stats.mean_accepted:.2f}')
+print(f'counts {out.stats.mean_accepted:.2f}')
 
 # %% [markdown]
 # In a file it is also run through the whole battery (`pytest
