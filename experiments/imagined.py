@@ -3,11 +3,14 @@
 How long a round takes hangs on shapes and hardly on values. So a state in the
 middle of a text need not be decoded to be timed, and what a piece begins from
 need not be there: both are made of shapes, without a program of the model's
-size. Values are random and no zeros, which would cost a device less power.
+size. Values are random and no zeros, which would cost a device less power; they
+repeat, since billions of draws would take more memory than the model.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -21,11 +24,19 @@ from specjax.models import transformer
 from specjax.models.config import ModelConfig
 from specjax.types import Array, Context, DecodeState, Params
 
+PERIOD = 1_000_003  # no multiple of a width, so that rows differ
 
-def target(config: ModelConfig, key: Array) -> transformer.Weights:
-  """Random weights in the config's dtype, made on the device; in stacks."""
-  make = lambda key: transformer.init(config, key, config.dtype)
-  return jax.jit(make)(key)
+
+def target(config: ModelConfig) -> transformer.Weights:
+  """Weights in the config's dtype, made on the device; layers in stacks."""
+
+  def made(path, x):
+    if 'norm' in jax.tree_util.keystr(path[-1:]):
+      return jnp.ones(x.shape, x.dtype)
+    return _noise(x.shape, x.dtype, 0.02)
+
+  shapes = transformer.abstract(config, config.dtype)
+  return jax.tree_util.tree_map_with_path(made, shapes)
 
 
 def params(method: Method, weights: transformer.Weights, key: Array) -> Params:
@@ -87,8 +98,17 @@ def _filled(x: jax.ShapeDtypeStruct) -> Array:
   if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     return jax.random.split(jax.random.key(0), x.shape)
   if jnp.issubdtype(x.dtype, jnp.floating):
-    return jax.random.normal(jax.random.key(1), x.shape, x.dtype)
+    return _noise(x.shape, x.dtype, 1.0)
   return jnp.ones(x.shape, x.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _noise(shape: tuple[int, ...], dtype, scale: float) -> Array:
+  size = math.prod(shape)
+  few = min(size, PERIOD)
+  draw = scale * jax.random.normal(jax.random.key(1), (few,), dtype)
+  many = jnp.broadcast_to(draw, (-(-size // few), few)).reshape(-1)
+  return many[:size].reshape(shape)
 
 
 def _noised(tree: Any) -> Any:

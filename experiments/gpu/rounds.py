@@ -97,7 +97,7 @@ class Bench:
 
   @functools.cached_property
   def target(self):
-    return imagined.target(self.setting.target, self.key)
+    return imagined.target(self.setting.target)
 
   @functools.cached_property
   def plain(self) -> Callable[[], None]:

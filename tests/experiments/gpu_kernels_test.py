@@ -18,7 +18,7 @@ TINY = kernel_cases.TINY
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
 
-def test_attention_that_reads_dead_slots(self):
+def test_attention_that_reads_dead_slots():
   def form(q, k, v, length_B, *new, scale):
     return tree_attention_xla(q, k, v, length_B + 1, *new, scale=scale)
 
@@ -26,7 +26,7 @@ def test_attention_that_reads_dead_slots(self):
   assert not facts['ok'] and facts['why'] == 'is not the reference'
 
 
-def test_candidates_of_another_order(self):
+def test_candidates_of_another_order():
   def form(hidden, head, count):
     token, logq = top_candidates_xla(hidden, head, count=count)
     return token[..., ::-1], logq
@@ -34,13 +34,13 @@ def test_candidates_of_another_order(self):
   assert not kernel_cases.candidates(TINY, 1, 3, 4, form)['ok']
 
 
-def test_rows_in_another_slot(self):
+def test_rows_in_another_slot():
   form = lambda cache, rows, start: keep_rows_xla(cache, rows, start - 1)
   facts = kernel_cases.keep(TINY, 1, form)
   assert (facts['ok'], facts['why']) == (False, 'wrote something else')
 
 
-def test_runs_that_differ(self):
+def test_runs_that_differ():
   count = iter(range(9))
 
   def form(*args):
@@ -52,7 +52,7 @@ def test_runs_that_differ(self):
   assert (facts['ok'], facts['same_bits']) == (False, False)
 
 
-def test_without(self):
+def test_without():
   names = lambda: [b.name for b in attention_api.BACKENDS]
   before = names()
   with kernels.without(['tree_attention/triton']):
