@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.top_candidates import tpu, triton
+from pallas_kernels.top_candidates import best_list, tpu, triton
 from pallas_kernels.top_candidates.xla import top_candidates_xla
 
 # Vocabularies that are no multiple of a tile, and widths likewise.
@@ -48,6 +48,12 @@ def check(got, want):
   np.testing.assert_allclose(
     np.asarray(got[1]), np.asarray(want[1]), rtol=0, atol=1e-4
   )
+
+
+def test_empty_places_differ():
+  """Places of one column would take the same token together."""
+  _, columns = best_list.empty(1, triton.MOST, triton.MOST)
+  assert len(set(np.asarray(columns)[0].tolist())) == triton.MOST
 
 
 @pytest.mark.parametrize('backend', BACKENDS)
