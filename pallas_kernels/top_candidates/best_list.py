@@ -22,11 +22,11 @@ def empty(rows: int, size: int, count: int) -> tuple[Array, Array]:
   """(values, columns) float32[R, size]: no value yet, room for `count`.
 
   Places behind `count`, there to fill a tile, are never the worst. Columns
-  differ, so that one place is the worst: float32 has even numbers only there.
+  differ, so that one place is the worst.
   """
   place = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
   values = jnp.where(place < count, -jnp.inf, jnp.inf)
-  return values, (2 * place + MOST_COLUMNS).astype(jnp.float32)
+  return values, (place + MOST_COLUMNS).astype(jnp.float32)
 
 
 def arrivals(x: Array, values: Array, count: int) -> Array:
