@@ -42,6 +42,7 @@ _INSTALL = flags.DEFINE_bool(
 )
 CONFIGS = run.ROOT / 'experiments/configs/train'
 ANSWERED = 1920  # prompts
+LEAST = 7432  # lines of prompts: configs/train holds out 32 from 7401 on
 TIMES = 'times.json'
 METHODS = {
   'caddtree': 'dflash',
@@ -194,7 +195,7 @@ def _configured(
 
 
 def build(work: Work, only: list[str]) -> None:
-  """Every stage that is not done, or those named, and how long each took."""
+  """Stages that are not done, all or those named, and how long each took."""
   if wrong := [name for name in only if name not in STAGES]:
     raise ValueError(f'there is no stage {wrong}; choose of {list(STAGES)}.')
   work.out.mkdir(parents=True, exist_ok=True)
@@ -218,6 +219,7 @@ def build(work: Work, only: list[str]) -> None:
 def pack(work: Work) -> None:
   """Says which method finds which drafter, and writes the cards."""
   times = json.loads((work.out / TIMES).read_text())
+  work.package.mkdir(parents=True, exist_ok=True)
   for name in cards.WHAT:
     folder, extra = work.package / name, pathlib.Path(work / f'{name}.json')
     if (folder / 'config.json').exists():
@@ -238,12 +240,23 @@ def run_all() -> None:
   """What the flags ask for."""
   logging.set_verbosity(logging.WARNING)
   work = Work(pathlib.Path(_OUT.value), _PROMPTS.value)
-  read_prompts(work.prompts, limit=1)
+  if len(read_prompts(work.prompts)) < LEAST:
+    raise ValueError(
+      f'{work.prompts} has fewer than {LEAST} lines; those from 7401 on are '
+      'held out of all trainings of drafters.'
+    )
   build(work, _ONLY.value)
   pack(work)
+  lacking = [x for x in cards.WHAT if not (work.package / x).is_dir()]
   if _INSTALL.value:
+    if lacking:
+      raise ValueError(
+        f'{work.package} has no {", ".join(lacking)}; make them before '
+        '--install, which would take them from the package.'
+      )
     shutil.copytree(work.package, api.PRETRAINED, dirs_exist_ok=True)
-  print(f'{work.package} is complete.')
+  said = f'lacks {", ".join(lacking)}' if lacking else 'is complete'
+  print(f'{work.package} {said}.')
 
 
 main = run.command(run_all)

@@ -12,6 +12,7 @@ A cell that `--out` holds already is not run again.
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from experiments.held_out import figures
 from experiments.prompts import read_prompts, to_ask
 from specjax import api, metrics
 from specjax.decoder import Decoder
+from specjax.training.fingerprints import digest
 
 GREEDY = (0.0, 1.0)
 
@@ -72,11 +74,16 @@ def coupling() -> list[dict[str, Any]]:
   prompts = read_prompts(_PROMPTS.value, limit=_LIMIT.value)
   laws = [GREEDY] + [_numbers('laws', x, ':', 2) for x in _LAWS.value]
   couplings = [None] + [_numbers('sharpness', x, '/') for x in _SHARPNESS.value]
+  for law in laws:
+    if law[1] > 1:
+      raise ValueError(f'laws holds top_p {law[1]}; it is at most 1.')
   for name in _METHODS.value:  # before the first of them is measured
-    api.build_of(name.partition(':')[0])
+    api.build_of(_parts(name)[0])
   path = pathlib.Path(_OUT.value)
-  path.parent.mkdir(parents=True, exist_ok=True)
   rows = run.read_rows(path)
+  if any('sharpness' not in row for row in rows):
+    raise ValueError(f'{path} holds rows of another script; give another out.')
+  path.parent.mkdir(parents=True, exist_ok=True)
   cells = [
     (name, law, sharpness)
     for name in _METHODS.value
@@ -94,6 +101,7 @@ def coupling() -> list[dict[str, Any]]:
       'sharpness': sharpness and list(sharpness),
       'prompt_set': _PROMPTS.value,
       'prompts': len(prompts),
+      'texts': digest(json.dumps(prompts).encode()),
       'max_new_tokens': _NEW.value,
     }
     if any(all(row.get(k) == v for k, v in key.items()) for row in rows):
@@ -123,8 +131,18 @@ def _numbers(
   return numbers
 
 
+def _parts(entry: str) -> tuple[str, str, str]:
+  """Name, nodes and rule, the last two perhaps empty."""
+  parts = entry.split(':')
+  if len(parts) > 3 or not all(n.isdecimal() for n in parts[1:2] if n):
+    raise ValueError(
+      f'methods holds {entry!r}; give name, name:nodes or name:nodes:rule.'
+    )
+  return tuple([*parts, '', ''][:3])
+
+
 def _load(name: str) -> Decoder:
-  name, nodes, rule = [*name.split(':'), '', ''][:3]
+  name, nodes, rule = _parts(name)
   return api.load(
     _TARGET.value,
     name,
@@ -163,9 +181,10 @@ def _cell(decoder: Decoder, prompts, law, sharpness) -> dict[str, Any]:
 def _check_texts(rows: Sequence[dict[str, Any]], made: dict[str, Any]) -> None:
   """Raises RuntimeError where coupling changed a text, which it cannot."""
   same = ('target', 'method', 'temperature', 'top_p', 'prompt_set', 'prompts')
-  same += ('max_new_tokens',)
+  # By rejection a text depends on the drafter.
+  same += ('max_new_tokens', 'drafter', 'texts')
   for row in rows:
-    if all(row[k] == made[k] for k in same) and row['ids'] != made['ids']:
+    if all(row.get(k) == made[k] for k in same) and row['ids'] != made['ids']:
       raise RuntimeError(
         f'{made["method"]} at T = {made["temperature"]} gave another text with '
         f'sharpness {made["sharpness"]} than with {row["sharpness"]}.'
@@ -179,10 +198,11 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
     kind = 'greedy' if not row['temperature'] else 'uncoupled'
     if row['sharpness']:
       kind = 's = ' + '/'.join(f'{s:g}' for s in row['sharpness'])
+    drafter = f'  {row["drafter"]}' if row.get('drafter') else ''
     lines.append(
       f'{row["method"]:<14} nodes {row["nodes"]:>3}  T {row["temperature"]:<4g}'
       f' top-p {row["top_p"]:<4g}  {kind:<16} {row["mean_accepted"]:.2f} '
-      f'[{row["low"]:.2f}, {row["high"]:.2f}]'
+      f'[{row["low"]:.2f}, {row["high"]:.2f}]{drafter}'
     )
   return '\n'.join(lines)
 

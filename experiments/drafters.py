@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from specjax.models.transformer import Weights
 from specjax.weights.files import CONFIG, WEIGHTS, read_settings, write_json
 from specjax.weights.leaves import cast
 from specjax.weights.safetensors import save_tensors, stored_shapes
+
+OF_FILES = ('dtype', 'torch_dtype')  # settings of stored weights only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,25 @@ def _from_folder(folder: pathlib.Path, build, target: Weights) -> Start:
     return params
 
   return Start(config=config, method=method, init=init)
+
+
+def check_out(folder: pathlib.Path, config: Mapping[str, Any]) -> None:
+  """That a model with this config.json may be written there, or again.
+
+  Raises:
+    ValueError: the folder holds another model, or is none.
+  """
+  if folder.is_file():
+    raise ValueError(f'out is the file {folder}; give a folder.')
+  path = folder / CONFIG
+  if not path.exists():
+    return
+  same = lambda x: {k: v for k, v in x.items() if k not in OF_FILES}
+  if same(read_settings(path)) != json.loads(json.dumps(same(config))):
+    raise ValueError(
+      f'{folder} holds another model, which is left as it is; give another out '
+      'folder.'
+    )
 
 
 def save(

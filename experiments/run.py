@@ -47,7 +47,10 @@ def parse(files: Sequence[str], params: Sequence[str]) -> None:
       raise ValueError(f'there is no configuration file {path}.')
   try:
     gin.parse_config_files_and_bindings(list(map(str, found)), list(params))
-  except (ValueError, SyntaxError, ImportError, AttributeError, OSError) as e:
+  except (
+    *(ValueError, SyntaxError, ImportError),
+    *(AttributeError, NameError, OSError),
+  ) as e:
     raise ValueError(f'the gin configuration is wrong: {e}') from e
 
 
@@ -147,6 +150,8 @@ def open_folder(folder: str | pathlib.Path, settings: dict[str, Any]) -> bool:
   config = gin.operative_config_str()
   record = {'settings': settings, 'versions': versions(), 'device': device()}
   record = json.loads(dumps(record))  # tuples to lists, as it will be read
+  if folder.is_file():
+    raise ValueError(f'{folder} is a file; give a folder as --run_dir.')
   if folder.is_dir() and any(folder.iterdir()):
     if not (folder / RECORD).exists() or not (folder / CONFIG).exists():
       raise ValueError(
@@ -192,7 +197,14 @@ def _without_nan(value: Any) -> Any:
 
 
 def append_rows(path: pathlib.Path, rows: Iterable[dict[str, Any]]) -> None:
-  """Adds JSON lines in one write, on disk when it returns."""
+  """Adds JSON lines in one write, on disk when it returns.
+
+  Half a line, left by a kill in mid-write, goes first.
+  """
+  if path.exists():
+    _, whole, rest = _lines(path)
+    if rest:
+      os.truncate(path, whole)
   with path.open('a', encoding='utf-8') as file:
     file.write(''.join(dumps(row) + '\n' for row in rows))
     file.flush()
@@ -206,10 +218,27 @@ def write_rows(path: pathlib.Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-  """All whole lines; half a line, left by a kill in mid-write, is cut off."""
+  """All whole lines, and not half a line that a kill in mid-write has left.
+
+  Raises:
+    ValueError: a file of anything but JSON objects.
+  """
   if not path.exists():
     return []
+  if path.is_dir():
+    raise ValueError(f'{path} is a folder; give a file of JSON lines.')
+  rows = []
+  for number, line in enumerate(_lines(path)[0], 1):
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError as error:
+      raise ValueError(
+        f'{path}, line {number} is not JSON ({error}); give a file of rows.'
+      ) from error
+  return rows
+
+
+def _lines(path: pathlib.Path) -> tuple[list[str], int, str]:
+  """Whole lines, the bytes that they take, and what stands behind them."""
   whole, end, rest = path.read_text(encoding='utf-8').rpartition('\n')
-  if rest:
-    os.truncate(path, len((whole + end).encode()))
-  return [json.loads(line) for line in whole.splitlines()]
+  return whole.splitlines(), len((whole + end).encode()), rest

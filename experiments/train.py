@@ -25,7 +25,7 @@ from experiments.held_out import HeldOut
 from specjax import api, text
 from specjax.method import Method
 from specjax.models import transformer
-from specjax.models.config import from_hf
+from specjax.models.config import from_hf, to_hf
 from specjax.training import loop
 from specjax.training.batch import Fixed
 from specjax.training.corpus import Corpus, open_corpus
@@ -99,6 +99,7 @@ def train(
   plain = specjax.load(target, 'ar')
   weights, config = plain.params.target, plain.config
   start = drafters.begin(drafter, method, weights, seed)
+  drafters.check_out(out, start.config)
   texts = open_corpus(corpus, config, plain.tokenizer, weights=weights)
   if rows.features:
     _check_layers(texts, start.method.drafter.taps)
@@ -165,6 +166,7 @@ def train_model(
   """
   folder, run_dir = pathlib.Path(model), pathlib.Path(run_dir)
   config = from_hf(read_settings(folder / CONFIG))
+  drafters.check_out(pathlib.Path(out), to_hf(config))
   texts = open_corpus(corpus, None, text.load_tokenizer(folder))
   init = functools.partial(
     transformer.init,

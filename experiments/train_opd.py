@@ -53,6 +53,11 @@ class Rolls:
     check_whole(1, per_step=self.per_step, rows=self.rows, micro=self.micro)
     check_whole(1, longest=self.longest)
     check_whole(2, new_tokens=self.new_tokens)
+    if self.per_step % self.rows or self.per_step % self.micro:
+      raise ValueError(
+        f'per_step is {self.per_step}, rows {self.rows} and micro '
+        f'{self.micro}; give a per_step that both divide.'
+      )
 
 
 class Rollouts:
@@ -74,6 +79,12 @@ class Rollouts:
       raise ValueError(
         f'{len(self._prompts)} of {len(prompts)} prompts have at most '
         f'{rolls.longest} tokens; a step takes {rolls.per_step}.'
+      )
+    room = fixed.target.config.max_length - rolls.new_tokens
+    if max(map(len, self._prompts)) > room:
+      raise ValueError(
+        f'longest is {rolls.longest}; the target has room for prompts of '
+        f'{room} tokens with {rolls.new_tokens} new ones. Lower one of them.'
       )
 
   def draw(self, params: Any) -> tuple[Any, list[int]]:
@@ -148,6 +159,7 @@ def train_opd(
   plain = specjax.load(target, 'ar')
   weights = plain.params.target
   start = drafters.begin(drafter, method, weights, seed)
+  drafters.check_out(out, start.config)
   prompts = read_prompts(rolls.prompts, limit=rolls.limit)
   ids = [plain.encode(turn) for turn in to_ask(prompts, rolls.chat)]
   fixed = Fixed(target=cast(weights, dtype))

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
-from absl import app, flags
+from absl import app, flags, logging
 
-from experiments import logs, run
+from experiments import drafters, logs, run
 from experiments.prompts import read_prompts, to_ask
 from experiments.trace_lots import Epochs, lot
 from specjax import api
@@ -40,7 +40,9 @@ from specjax.training.traces import Rounds
 from specjax.trees.target_aware import TargetAware
 from specjax.types import Array, Params
 from specjax.verify.follow import Follow
+from specjax.weights.files import CONFIG
 from specjax.weights.scorer import save_scorer
+from specjax.weights.scorer import settings as scorer_settings
 
 TRACES = 'traces.safetensors'
 _FLAGS = run.flag_values(__name__)
@@ -79,6 +81,11 @@ class Training:
 
   def __post_init__(self):
     check_whole(1, epochs=self.epochs, batch=self.batch)
+    self.optimizer(1)  # settings that cannot be are refused here
+
+  def optimizer(self, steps: int) -> step.Optimizer:
+    more = {'warm_up': 0.0, 'decay': self.decay}
+    return step.Optimizer(rate=self.rate, steps=steps, **more)
 
 
 def serving(decoder: Decoder, pool: int = 48, fanout: int = 64) -> Method:
@@ -130,6 +137,7 @@ def train_scorer(
       'least.'
     )
   out = pathlib.Path(out)
+  drafters.check_out(out, scorer_settings(method, decoder.config))
   out.mkdir(parents=True, exist_ok=True)
   bar = functools.partial(
     tqdm.tqdm, unit='prompt', desc='traces', file=sys.stderr
@@ -170,12 +178,7 @@ def fit(
   """Epochs over shuffled rounds; the best on `check` is on disk."""
   made = {'objective': str(objective), **dataclasses.asdict(training)}
   epochs = Epochs(learn, training.batch, training.seed, made)
-  optimizer = step.Optimizer(
-    rate=training.rate,
-    steps=training.epochs * epochs.steps,
-    warm_up=0.0,
-    decay=training.decay,
-  )
+  optimizer = training.optimizer(training.epochs * epochs.steps)
   config, fixed = decoder.config, Fixed(target=decoder.params.target)
 
   def begin() -> step.TrainState:
@@ -203,6 +206,11 @@ def fit(
       log=log,
       look=look,
       title='scorer',
+    )
+  if not (out / CONFIG).exists():
+    raise ValueError(
+      f'the best scorer is no longer in {out}; remove {checkpoints}, and the '
+      'same command trains it again.'
     )
   return epochs.best
 
@@ -254,6 +262,7 @@ def _figures(
 
 def train_from_flags() -> None:
   """What the flags ask for."""
+  logging.set_verbosity(logging.WARNING)  # orbax tells of every file
   texts = read_prompts(_PROMPTS.value, limit=_LIMIT.value)
   decoder = api.load(
     _TARGET.value, 'dflash', _DRAFTER.value, dtype=_DTYPE.value

@@ -101,8 +101,10 @@ def load(
     drafter_params = load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
-  if scorer is None and target == 'default' and drafter is None:
-    scorer = packaged.scorer(bound.name)
+  if scorer is None and target == 'default':
+    own = packaged.drafter(bound.name)
+    if drafter is None or (own is not None and drafter == own.name):
+      scorer = packaged.scorer(bound.name)
   tree_params = _load_tree(bound, scorer, config)
   weights = load_target(folder, dtype=kind, stacked=scans(stacked))
   params = Params(target=weights, drafter=drafter_params, tree=tree_params)
@@ -271,7 +273,7 @@ def _load_tree(method: Method, scorer, config: ModelConfig) -> Any:
   if scorer is None:
     raise ValueError(
       f'method {method.name!r} needs a trained scorer and none is packaged for '
-      'this target; train one on traces of this target and drafter and pass '
+      'this target and drafter; train one on their traces and pass '
       'scorer=FOLDER.'
     )
   folder = _folder(scorer)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from byte_lm_fixture import FOLDER
 
 import specjax
 from specjax.methods import dflash, lookup
@@ -159,6 +160,14 @@ def test_a_method_object_is_taken_as_it_is(ar):
     specjax.load(method=lookup.build(nodes=4), nodes=5)
 
 
+def test_a_packaged_scorer_is_of_one_drafter():
+  """Named or not; of another one's drafts it knows nothing."""
+  named = specjax.load(method='taps', drafter='dflash', nodes=9)
+  assert specjax.load(method='taps', nodes=9).method == named.method
+  with pytest.raises(ValueError, match='trained scorer'):
+    specjax.load(method='taps', drafter='dflash_opd', nodes=9)
+
+
 def test_a_build_function_with_its_options_bound():
   """Its packaged drafter is found by the module it stands in."""
   decoder = specjax.load(method=functools.partial(dflash.build, nodes=3))
@@ -170,7 +179,7 @@ def test_a_build_function_with_its_options_bound():
   [
     (dict(method='nope'), 'choose one of ar, .*ddtree'),
     (dict(method='ddtree', budget=3), "no option 'budget'; it has nodes"),
-    (dict(method='jetspec'), 'needs a drafter and none is packaged'),
+    (dict(target=FOLDER / 'target', method='jetspec'), 'none is packaged'),
     (dict(method='lookup', drafter='x'), 'takes no drafter'),
     (dict(method='dflash', nodes=17), '1 .the anchor alone. to 16'),
     (dict(method='lookup', nodes=0), 'nodes is 0'),

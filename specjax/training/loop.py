@@ -85,7 +85,7 @@ def fit(
 
   Raises:
     ValueError: a loss that is not finite, with its step and texts. The
-      checkpoint before it is kept; the state of that step is saved too.
+      checkpoint before it is kept.
     OSError: a checkpoint that cannot be written; earlier ones are whole.
   """
   with _manager(folder) as manager:

@@ -1,6 +1,8 @@
 """What a build of the packaged default leaves, stage by stage."""
 
 import json
+import pathlib
+import types
 
 import pytest
 
@@ -66,6 +68,30 @@ def test_lists_and_cards(work):
     assert said in card
   assert 'on 12 questions' in card
   assert 'ce 1.5, accepted 3 [2.50, 3.50]' in card
+
+
+def test_what_is_missing_is_not_installed(work, monkeypatch, capsys):
+  """It would take drafters from the package that others find there."""
+  monkeypatch.setattr(build_default, 'LEAST', 1)
+  monkeypatch.setattr(build_default, 'STAGES', {'spec': lambda work: None})
+  work.out.mkdir()
+  prompts = work.out / 'train.jsonl'
+  prompts.write_text('{"prompt": "one"}\n')
+  flags = {'_OUT': work.out, '_PROMPTS': prompts, '_ONLY': [], '_INSTALL': True}
+  for name, value in flags.items():
+    value = str(value) if isinstance(value, pathlib.Path) else value
+    holder = types.SimpleNamespace(value=value)
+    monkeypatch.setattr(build_default, name, holder)
+  before = (packaged.PRETRAINED / 'drafters.json').read_text()
+  with pytest.raises(ValueError, match='has no target, draft_model'):
+    build_default.run_all()
+  assert (packaged.PRETRAINED / 'drafters.json').read_text() == before
+  monkeypatch.setattr(build_default._INSTALL, 'value', False)
+  build_default.run_all()
+  assert 'lacks target' in capsys.readouterr().out
+  monkeypatch.setattr(build_default, 'LEAST', 2)
+  with pytest.raises(ValueError, match='fewer than 2 lines'):
+    build_default.run_all()
 
 
 def test_every_packaged_model_has_a_card():

@@ -104,6 +104,7 @@ def test_rows_survive_a_kill_in_mid_write(tmp_path):
     file.write('{"a": "hal')
   rows = [{'a': None, 'b': [1.5, None]}]
   assert run.read_rows(path) == rows
+  assert path.read_text().endswith('hal')  # a reader changes nothing
   run.append_rows(path, [{'a': 'é'}])
   assert [json.loads(x) for x in path.read_text().splitlines()] == [
     *rows,
@@ -112,3 +113,6 @@ def test_rows_survive_a_kill_in_mid_write(tmp_path):
   run.write_rows(path, [{'a': 2}])
   assert run.read_rows(path) == [{'a': 2}]
   assert [p.name for p in tmp_path.iterdir()] == ['rows.jsonl']
+  path.write_text('no row\n')
+  with pytest.raises(ValueError, match='line 1 is not JSON'):
+    run.read_rows(path)

@@ -125,6 +125,8 @@ def test_a_ranked_list_is_trained_on(tmp_path, corpus, prompts):
     ({'drafter': 'nowhere'}, 'no drafter nowhere'),
     ({'corpus': 'nowhere'}, 'nowhere'),
     ({'target': 'no_such'}, 'no_such'),
+    ({'out': TARGET}, 'holds another model'),
+    ({'out': f'{TARGET}/config.json'}, 'out is the file'),
   ],
 )
 def test_what_does_not_fit_is_named(tmp_path, corpus, changes, message):
