@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import pathlib
 import secrets
 import sys
@@ -84,10 +85,15 @@ class Record:
 
   @property
   def device(self) -> Device | None:
-    """Data-sheet figures, where they are known."""
+    """Data-sheet figures, where they are known.
+
+    Of a device that is not, a given bandwidth: products then count as free.
+    """
     found = summary.device_named(self.facts.get('device', ''))
-    if self.gb_s is None or found is None:
+    if self.gb_s is None:
       return found
+    if found is None:
+      return Device(gb_s=self.gb_s, tflop_s=math.inf)
     return dataclasses.replace(found, gb_s=self.gb_s)
 
 
@@ -106,6 +112,7 @@ def check(
   asked = {'tiny': tiny, 'seed': seed}
   settings = {'minutes': minutes, 'programs': programs}
   date = datetime.datetime.now(datetime.UTC).date().isoformat()
+  path.parent.mkdir(parents=True, exist_ok=True)
   record = Record(path, {'date': date} | asked | settings, gb_s)
   record.write({'complete': False})  # before any work: it may not be possible
 

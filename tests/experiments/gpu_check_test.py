@@ -203,6 +203,22 @@ class TestSummary:
     assert found('NVIDIA H100 PCIe') is found('cpu') is None
 
 
+@pytest.mark.parametrize(
+  ('name', 'given', 'want'),
+  [
+    ('NVIDIA H200', None, 4800),
+    ('NVIDIA H200', 1000, 1000),
+    ('Some GPU', None, None),
+    ('Some GPU', 1000, 1000),
+  ],
+)
+def test_a_given_bandwidth_counts(tmp_path, name, given, want):
+  record = gpu_check.Record(tmp_path / 'new' / 'out.json', {}, given)
+  record.rows.append({'part': 'device', 'device': name})
+  device = record.device
+  assert want == (None if device is None else device.gb_s)
+
+
 class TestVerdict:
   def test_goals(self):
     said = report.verdict(SPLIT, DEVICE, tiny=False)
