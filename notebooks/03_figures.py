@@ -74,18 +74,19 @@ assert all(row['texts_equal'] == row['prompts'] for row in rows)
 
 
 # %%
-def show(plot):
+def draw(plot):
   marks = plot.marks(rows)
+  print(plot.caption(marks))
   plt.style.use(drawing.STYLE)
   plot.draw(plt.figure(figsize=plot.size(marks)), marks)
-  plt.show()
-  print(plot.caption(marks))
 
 
-show(speedup.FIGURE)
+draw(speedup.FIGURE)
+plt.show()
 
 # %%
-show(depth.FIGURE)
+draw(depth.FIGURE)
+plt.show()
 
 # %% [markdown]
 # **3. Files for a paper.** What `python -m experiments.figures.speedup RUN_DIR`
