@@ -21,6 +21,15 @@ from absl import app, flags
 from specjax.checks import changes
 from specjax.weights.files import replacing
 
+# What gin raises for a configuration file that is wrong.
+MISTAKES = (
+  ValueError,
+  SyntaxError,
+  ImportError,
+  AttributeError,
+  NameError,
+  OSError,
+)
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = 'operative_config.gin'
 RECORD = 'run.json'
@@ -47,10 +56,7 @@ def parse(files: Sequence[str], params: Sequence[str]) -> None:
       raise ValueError(f'there is no configuration file {path}.')
   try:
     gin.parse_config_files_and_bindings(list(map(str, found)), list(params))
-  except (
-    *(ValueError, SyntaxError, ImportError),
-    *(AttributeError, NameError, OSError),
-  ) as e:
+  except MISTAKES as e:
     raise ValueError(f'the gin configuration is wrong: {e}') from e
 
 
@@ -201,10 +207,9 @@ def append_rows(path: pathlib.Path, rows: Iterable[dict[str, Any]]) -> None:
 
   Half a line, left by a kill in mid-write, goes first.
   """
-  if path.exists():
-    _, whole, rest = _lines(path)
-    if rest:
-      os.truncate(path, whole)
+  if _ends_in_mid_line(path):
+    whole = path.read_bytes().rpartition(b'\n')
+    os.truncate(path, len(whole[0] + whole[1]))
   with path.open('a', encoding='utf-8') as file:
     file.write(''.join(dumps(row) + '\n' for row in rows))
     file.flush()
@@ -227,8 +232,9 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     return []
   if path.is_dir():
     raise ValueError(f'{path} is a folder; give a file of JSON lines.')
+  whole, _, _ = path.read_text(encoding='utf-8').rpartition('\n')
   rows = []
-  for number, line in enumerate(_lines(path)[0], 1):
+  for number, line in enumerate(whole.splitlines(), 1):
     try:
       rows.append(json.loads(line))
     except json.JSONDecodeError as error:
@@ -238,7 +244,10 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
   return rows
 
 
-def _lines(path: pathlib.Path) -> tuple[list[str], int, str]:
-  """Whole lines, the bytes that they take, and what stands behind them."""
-  whole, end, rest = path.read_text(encoding='utf-8').rpartition('\n')
-  return whole.splitlines(), len((whole + end).encode()), rest
+def _ends_in_mid_line(path: pathlib.Path) -> bool:
+  """By its last byte: a file of many rows is not read for each new one."""
+  if not path.exists() or not path.stat().st_size:
+    return False
+  with path.open('rb') as file:
+    file.seek(-1, os.SEEK_END)
+    return file.read() != b'\n'
