@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import devices
@@ -47,6 +49,49 @@ class Backend:
         f'{device.kind} has {_dotted(found)}'
       )
     return None
+
+
+def triton(run: Callable[..., Any], refuses: Callable[..., Any]) -> Backend:
+  """A kernel in Pallas' Triton: Ampere and later."""
+  return Backend(
+    name='triton', run=run, refuses=refuses, platform='cuda', at_least=(8, 0)
+  )
+
+
+def mosaic_gpu(run: Callable[..., Any], refuses: Callable[..., Any]) -> Backend:
+  """A kernel in Pallas' Mosaic GPU, with what only Hopper has."""
+  return Backend(
+    name='mosaic_gpu',
+    run=run,
+    refuses=refuses,
+    platform='cuda',
+    at_least=(9, 0),
+    below=(10, 0),
+  )
+
+
+def tpu(run: Callable[..., Any], refuses: Callable[..., Any]) -> Backend:
+  """A kernel in Pallas' Mosaic TPU."""
+  return Backend(name='tpu', run=run, refuses=refuses, platform='tpu')
+
+
+def dtypes_refused(
+  allowed: Sequence[Any], *named: tuple[str, jax.Array]
+) -> str | None:
+  """Why a kernel cannot take arrays of these dtypes, or None.
+
+  Args:
+    allowed: dtypes of the first array; the others have to have the same.
+    *named: each array with its name in the reason.
+  """
+  (name, first), *others = named
+  if first.dtype not in allowed:
+    *most, last = [jnp.dtype(x).name for x in allowed]
+    return f'dtype {first.dtype} is not {", ".join(most)} or {last}'
+  for other, x in others:
+    if x.dtype != first.dtype:
+      return f'{name} is {first.dtype} and {other} {x.dtype}'
+  return None
 
 
 def call(

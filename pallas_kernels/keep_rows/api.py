@@ -7,23 +7,15 @@ from collections.abc import Sequence
 import chex
 import jax
 
-from pallas_kernels.dispatch import Backend, call
+from pallas_kernels import dispatch
 from pallas_kernels.keep_rows import tpu, triton
 from pallas_kernels.keep_rows.xla import keep_rows_xla
 
 Array = jax.Array
 BACKENDS = (
-  Backend(
-    name='triton',
-    run=triton.keep_rows_triton,
-    refuses=triton.refuses,
-    platform='cuda',
-    at_least=(8, 0),
-  ),
-  Backend(
-    name='tpu', run=tpu.keep_rows_tpu, refuses=tpu.refuses, platform='tpu'
-  ),
-  Backend(name='xla', run=keep_rows_xla),
+  dispatch.triton(triton.keep_rows_triton, triton.refuses),
+  dispatch.tpu(tpu.keep_rows_tpu, tpu.refuses),
+  dispatch.Backend(name='xla', run=keep_rows_xla),
 )
 
 
@@ -54,7 +46,7 @@ def keep_rows(
   layers, b, k, _, h = cache_LBKSH.shape
   chex.assert_shape(rows_LBKPH, (layers, b, k, None, h))
   chex.assert_shape(start_B, (b,))
-  return call(
+  return dispatch.call(
     'keep_rows',
     BACKENDS,
     backend,

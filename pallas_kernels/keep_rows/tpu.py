@@ -14,6 +14,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import dispatch
+
 Array = jax.Array
 TILE = 32  # rows: a whole number of tiles for 16 and 32 bits
 
@@ -22,8 +24,9 @@ def refuses(cache_LBKSH, rows_LBKPH, start_B) -> str | None:
   """Why this backend cannot do a call of `api.keep_rows`, or None."""
   del start_B
   s = cache_LBKSH.shape[3]
-  if cache_LBKSH.dtype not in (jnp.bfloat16, jnp.float32):
-    return f'dtype {cache_LBKSH.dtype} is not bfloat16 or float32'
+  allowed = jnp.bfloat16, jnp.float32
+  if why := dispatch.dtypes_refused(allowed, ('the cache', cache_LBKSH)):
+    return why
   if s % TILE:
     return f'a capacity of {s} slots is no multiple of {TILE}'
   if window_for(rows_LBKPH.shape[3]) > s:

@@ -35,7 +35,7 @@ def keep_rows_triton(
   """See `api.keep_rows`. The cache's buffer is the result's."""
   layers, b, k, s, h = cache_LBKSH.shape
   p = rows_LBKPH.shape[3]
-  wide = 1 << (h - 1).bit_length()
+  wide = pl.next_power_of_2(h)
   # An axis of layers, sequences and KV heads.
   flat = lambda x: x.reshape(-1, *x.shape[3:])
   cache = pl.BlockSpec((None, s, wide), lambda i: (i, 0, 0))

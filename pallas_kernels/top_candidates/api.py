@@ -7,23 +7,15 @@ from collections.abc import Sequence
 import chex
 import jax
 
-from pallas_kernels.dispatch import Backend, call
+from pallas_kernels import dispatch
 from pallas_kernels.top_candidates import tpu, triton
 from pallas_kernels.top_candidates.xla import top_candidates_xla
 
 Array = jax.Array
 BACKENDS = (
-  Backend(
-    name='triton',
-    run=triton.top_candidates_triton,
-    refuses=triton.refuses,
-    platform='cuda',
-    at_least=(8, 0),
-  ),
-  Backend(
-    name='tpu', run=tpu.top_candidates_tpu, refuses=tpu.refuses, platform='tpu'
-  ),
-  Backend(name='xla', run=top_candidates_xla),
+  dispatch.triton(triton.top_candidates_triton, triton.refuses),
+  dispatch.tpu(tpu.top_candidates_tpu, tpu.refuses),
+  dispatch.Backend(name='xla', run=top_candidates_xla),
 )
 
 
@@ -58,6 +50,6 @@ def top_candidates(
       f'{count} candidates asked of a vocabulary of {head_VD.shape[0]}; '
       'ask for at least 1 and at most all.'
     )
-  return call(
+  return dispatch.call(
     'top_candidates', BACKENDS, backend, hidden_BWD, head_VD, count=count
   )

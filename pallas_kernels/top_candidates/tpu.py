@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import dispatch
 from pallas_kernels.top_candidates import best_list
 
 Array = jax.Array
@@ -24,10 +25,11 @@ TILE_BYTES = 2 << 20  # of the head, twice on the chip
 
 def refuses(hidden_BWD, head_VD, *, count) -> str | None:
   """Why this backend cannot do a call of `api.top_candidates`, or None."""
-  if hidden_BWD.dtype not in (jnp.bfloat16, jnp.float32):
-    return f'dtype {hidden_BWD.dtype} is not bfloat16 or float32'
-  if hidden_BWD.dtype != head_VD.dtype:
-    return f'hidden is {hidden_BWD.dtype} and the head {head_VD.dtype}'
+  allowed = jnp.bfloat16, jnp.float32
+  if why := dispatch.dtypes_refused(
+    allowed, ('hidden', hidden_BWD), ('the head', head_VD)
+  ):
+    return why
   if count > LANES:
     return f'{count} candidates are more than {LANES}'
   if head_VD.shape[0] >= best_list.MOST_COLUMNS:

@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from pallas_kernels import dispatch
 from pallas_kernels.top_candidates import best_list
 
 Array = jax.Array
@@ -35,16 +36,17 @@ class Tiles:
 
 def tiles_for(rows: int) -> Tiles:
   """A rule of thumb; none was measured on a device."""
-  block = min(max(16, _power_of_two(rows)), 64)
+  block = min(max(16, pl.next_power_of_2(rows)), 64)
   return Tiles(rows=block, warps=8 if block == 64 else 4)
 
 
 def refuses(hidden_BWD, head_VD, *, count) -> str | None:
   """Why this backend cannot do a call of `api.top_candidates`, or None."""
-  if hidden_BWD.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-    return f'dtype {hidden_BWD.dtype} is not bfloat16, float16 or float32'
-  if hidden_BWD.dtype != head_VD.dtype:
-    return f'hidden is {hidden_BWD.dtype} and the head {head_VD.dtype}'
+  allowed = jnp.bfloat16, jnp.float16, jnp.float32
+  if why := dispatch.dtypes_refused(
+    allowed, ('hidden', hidden_BWD), ('the head', head_VD)
+  ):
+    return why
   if count > MOST:
     return f'{count} candidates are more than {MOST}'
   if head_VD.shape[0] >= best_list.MOST_COLUMNS or head_VD.size >= 2**31:
@@ -66,7 +68,7 @@ def top_candidates_triton(
   tiles = tiles_for(rows) if tiles is None else tiles
   total = pl.cdiv(vocab, tiles.tokens)
   spans = min(tiles.spans, total)
-  size = _power_of_two(count)
+  size = pl.next_power_of_2(count)
   lists = pl.BlockSpec((None, tiles.rows, size), lambda s, i: (s, i, 0))
   sums = pl.BlockSpec((None, tiles.rows), lambda s, i: (s, i))
   values, columns, top, mass = pl.pallas_call(
@@ -174,7 +176,3 @@ def _kernel(
   pltriton.store(columns_ref, columns, mask=inside[:, None])
   pltriton.store(top_ref, top, mask=inside)
   pltriton.store(mass_ref, mass, mask=inside)
-
-
-def _power_of_two(x: int) -> int:
-  return 1 << max(x - 1, 0).bit_length()

@@ -7,34 +7,16 @@ from collections.abc import Sequence
 import chex
 import jax
 
-from pallas_kernels.dispatch import Backend, call
+from pallas_kernels import dispatch
 from pallas_kernels.tree_attention import mosaic_gpu, tpu, triton
 from pallas_kernels.tree_attention.xla import tree_attention_xla
 
 Array = jax.Array
 BACKENDS = (
-  Backend(
-    name='mosaic_gpu',
-    run=mosaic_gpu.tree_attention_mosaic_gpu,
-    refuses=mosaic_gpu.refuses,
-    platform='cuda',
-    at_least=(9, 0),
-    below=(10, 0),
-  ),
-  Backend(
-    name='triton',
-    run=triton.tree_attention_triton,
-    refuses=triton.refuses,
-    platform='cuda',
-    at_least=(8, 0),
-  ),
-  Backend(
-    name='tpu',
-    run=tpu.tree_attention_tpu,
-    refuses=tpu.refuses,
-    platform='tpu',
-  ),
-  Backend(name='xla', run=tree_attention_xla),
+  dispatch.mosaic_gpu(mosaic_gpu.tree_attention_mosaic_gpu, mosaic_gpu.refuses),
+  dispatch.triton(triton.tree_attention_triton, triton.refuses),
+  dispatch.tpu(tpu.tree_attention_tpu, tpu.refuses),
+  dispatch.Backend(name='xla', run=tree_attention_xla),
 )
 
 
@@ -83,7 +65,7 @@ def tree_attention(
   chex.assert_shape(mask_BTN, (b, t, n))
   chex.assert_shape(length_B, (b,))
   chex.assert_is_divisible(q, k)
-  return call(
+  return dispatch.call(
     'tree_attention',
     BACKENDS,
     backend,

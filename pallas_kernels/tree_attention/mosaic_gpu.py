@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels import dispatch
 from pallas_kernels.tree_attention import rows as rows_lib
 from pallas_kernels.tree_attention import tiles as tiles_lib
 from pallas_kernels.tree_attention.hopper import HOPPER, Machine, swizzled
@@ -29,10 +30,11 @@ def refuses(q_BTQH, cache_k_BKSH, *others, scale) -> str | None:
   """Why this backend cannot do a call of `api.tree_attention`, or None."""
   del others, scale
   h, s = q_BTQH.shape[-1], cache_k_BKSH.shape[2]
-  if q_BTQH.dtype not in (jnp.bfloat16, jnp.float16):
-    return f'dtype {q_BTQH.dtype} is not bfloat16 or float16'
-  if q_BTQH.dtype != cache_k_BKSH.dtype:
-    return f'q is {q_BTQH.dtype} and the cache {cache_k_BKSH.dtype}'
+  allowed = jnp.bfloat16, jnp.float16
+  if why := dispatch.dtypes_refused(
+    allowed, ('q', q_BTQH), ('the cache', cache_k_BKSH)
+  ):
+    return why
   if h % 16 or h > 128:
     return f'head width {h} is no multiple of 16 up to 128'
   if s % TILE:

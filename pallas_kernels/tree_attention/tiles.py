@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax.experimental import pallas as pl
+
 # Programs that keep a large GPU busy: two for each of its 132 cores.
 PROGRAMS = 264
 
@@ -28,17 +30,12 @@ def splits(heads: int, row_blocks: int, slots: int, capacity: int) -> int:
   return max(1, min(wanted, capacity // (4 * slots)))
 
 
-def power_of_two(x: int) -> int:
-  """The smallest that is not below x."""
-  return 1 << max(x - 1, 0).bit_length()
-
-
 def triton(heads: int, r: int, capacity: int, itemsize: int) -> Tiles:
   """A Triton program needs powers of two, and 16 rows for a matrix unit.
 
   With 64 rows four warps run out of registers on an A100, says its compiler.
   """
-  rows = min(max(power_of_two(r), 16), 64)
+  rows = min(max(pl.next_power_of_2(r), 16), 64)
   slots = 128 // itemsize
   blocks = -(-r // rows)
   return Tiles(

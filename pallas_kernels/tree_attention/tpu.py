@@ -11,6 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import dispatch
 from pallas_kernels.tree_attention import rows as rows_lib
 from pallas_kernels.tree_attention import tiles as tiles_lib
 from pallas_kernels.tree_attention.tiles import Tiles
@@ -25,10 +26,11 @@ def refuses(
 ):
   """Why this backend cannot do a call of `api.tree_attention`, or None."""
   del cache_v_BKSH, length_B, others, scale
-  if q_BTQH.dtype not in (jnp.bfloat16, jnp.float32):
-    return f'dtype {q_BTQH.dtype} is not bfloat16 or float32'
-  if q_BTQH.dtype != cache_k_BKSH.dtype:
-    return f'q is {q_BTQH.dtype} and the cache {cache_k_BKSH.dtype}'
+  allowed = jnp.bfloat16, jnp.float32
+  if why := dispatch.dtypes_refused(
+    allowed, ('q', q_BTQH), ('the cache', cache_k_BKSH)
+  ):
+    return why
   if q_BTQH.shape[-1] > 256:
     return f'head width {q_BTQH.shape[-1]} is above 256'
   if k_BKNH.shape[2] > MOST_NEW:

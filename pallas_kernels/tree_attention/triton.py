@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from pallas_kernels import dispatch
 from pallas_kernels.tree_attention import rows as rows_lib
 from pallas_kernels.tree_attention import tiles as tiles_lib
 from pallas_kernels.tree_attention.tiles import Tiles
@@ -26,10 +27,11 @@ MOST_VALUES = 2**31  # of an array: Pallas counts offsets in 32 bits
 def refuses(q_BTQH, cache_k_BKSH, *others, scale) -> str | None:
   """Why this backend cannot do a call of `api.tree_attention`, or None."""
   del others, scale
-  if q_BTQH.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-    return f'dtype {q_BTQH.dtype} is not bfloat16, float16 or float32'
-  if q_BTQH.dtype != cache_k_BKSH.dtype:
-    return f'q is {q_BTQH.dtype} and the cache {cache_k_BKSH.dtype}'
+  allowed = jnp.bfloat16, jnp.float16, jnp.float32
+  if why := dispatch.dtypes_refused(
+    allowed, ('q', q_BTQH), ('the cache', cache_k_BKSH)
+  ):
+    return why
   if cache_k_BKSH.size >= MOST_VALUES:
     return f'a cache of {cache_k_BKSH.shape} has 2^31 values or more'
   if q_BTQH.shape[-1] > 128:
@@ -60,7 +62,7 @@ def tree_attention_triton(
   if tiles is None:
     tiles = tiles_lib.triton(heads, r, s, q_BTQH.dtype.itemsize)
   # Triton's values have powers of two; what is beyond H is never read.
-  wide = tiles_lib.power_of_two(h)
+  wide = pl.next_power_of_2(h)
   y = tiles.splits
   whole = lambda slots: pl.BlockSpec(
     (None, slots, wide), lambda j, i, y: (j, 0, 0)
