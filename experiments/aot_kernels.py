@@ -35,6 +35,7 @@ MODELS = ('qwen3-4b', 'qwen3-8b', 'qwen3-30b-a3b', 'llama-3.1-8b')
 SLOTS = 8192
 # One token, and a tree.
 ROWS = (1, 65)
+DRAFTED, BEST = 15, 64  # rows of a draft block, and candidates of each
 ARCHITECTURES = {'h100': 'sm_90a', 'a100': 'sm_80'}
 
 # How a compiled program for a TPU gives the chip memory a kernel is lent.
@@ -103,14 +104,13 @@ def _of_model(model: str) -> Iterator[Call]:
         jax.ShapeDtypeStruct((1, t, t), jnp.bool_),
       ),
     )
-  for rows, count in ((15, 64),):
-    yield Call(
-      'top_candidates',
-      f'{rows} rows of {c.width}, best {count} of {c.vocab}',
-      (model,),
-      functools.partial(top_candidates.top_candidates, count=count),
-      (leaf(1, rows, c.width), leaf(c.vocab, c.width)),
-    )
+  yield Call(
+    'top_candidates',
+    f'{DRAFTED} rows of {c.width}, best {BEST} of {c.vocab}',
+    (model,),
+    functools.partial(top_candidates.top_candidates, count=BEST),
+    (leaf(1, DRAFTED, c.width), leaf(c.vocab, c.width)),
+  )
   yield Call(
     'keep_rows',
     f'16 rows, {c.layers} layers, {k} heads of {h}, {SLOTS} slots',

@@ -20,9 +20,9 @@ from typing import Any
 import jax
 from absl import app, flags
 
-from experiments import aot_devices, run
+from experiments import aot_devices, run, tables
 
-PAGE = pathlib.Path(__file__).parent.parent / 'docs' / 'kernels.md'
+PAGE = run.ROOT / 'docs' / 'kernels.md'
 BEGIN, END = '<!-- aot table -->', '<!-- end of aot table -->'
 HEAD = (
   *('op', 'size', 'device', 'backend', 'registers', 'spilled bytes'),
@@ -60,7 +60,7 @@ def rows_for(device: str) -> list[dict[str, Any]]:
 
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
   """A line per row, ops and sizes together; what does not apply is a dash."""
-  lines = [HEAD, ('---',) * len(HEAD)]
+  lines = [HEAD]
   order = {key: i for i, key in enumerate(dict.fromkeys(map(_key, rows)))}
   for row in sorted(rows, key=lambda row: order[_key(row)]):
     given = lambda name, scale=1, row=row: (
@@ -74,7 +74,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         *(given('argument_bytes', 1e6), given('temp_bytes', 1e6)),
       )
     )
-  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+  return tables.as_markdown(lines)
 
 
 def into(page: str, table: str) -> str:

@@ -217,14 +217,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
   return aligned(lines)
 
 
-def show() -> None:
-  """Flags to `breakdown`, and its table."""
-  folder, rows = run.configured(breakdown)
-  print(as_table(rows))
-  print(f'\n{rows[0]["device"]}, {rows[0]["dtype"]}; rows: {folder}')
-
-
-main = run.command(show)
+main = run.command(run.tabled(breakdown, as_table))
 
 
 if __name__ == '__main__':

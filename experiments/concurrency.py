@@ -155,14 +155,7 @@ def _turns(
   return rows
 
 
-def show() -> None:
-  """Flags to `concurrency`, and its table."""
-  folder, rows = run.configured(concurrency)
-  print(as_table(rows))
-  print(f'\n{rows[0]["device"]}, {rows[0]["dtype"]}; rows: {folder}')
-
-
-main = run.command(show)
+main = run.command(run.tabled(concurrency, as_table))
 
 
 if __name__ == '__main__':

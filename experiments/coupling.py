@@ -12,7 +12,6 @@ A cell that `--out` holds already is not run again.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from experiments.held_out import figures
 from experiments.prompts import read_prompts, to_ask
 from specjax import api, metrics
 from specjax.decoder import Decoder
-from specjax.training.fingerprints import digest
+from specjax.training.fingerprints import texts_fingerprint
 
 GREEDY = (0.0, 1.0)
 
@@ -101,7 +100,7 @@ def coupling() -> list[dict[str, Any]]:
       'sharpness': sharpness and list(sharpness),
       'prompt_set': _PROMPTS.value,
       'prompts': len(prompts),
-      'texts': digest(json.dumps(prompts).encode()),
+      'texts': texts_fingerprint(prompts),
       'max_new_tokens': _NEW.value,
     }
     if any(all(row.get(k) == v for k, v in key.items()) for row in rows):

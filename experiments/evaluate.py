@@ -119,14 +119,7 @@ def _measure_all(bench: Bench, path: pathlib.Path, batch: int) -> list[Any]:
   return rows
 
 
-def show() -> None:
-  """Flags to `evaluate`, and its table."""
-  folder, summaries = run.configured(evaluate)
-  print(as_table(summaries))
-  print(f'\n{summaries[0]["device"]}, {summaries[0]["dtype"]}; rows: {folder}')
-
-
-main = run.command(show)
+main = run.command(run.tabled(evaluate, as_table))
 
 
 if __name__ == '__main__':

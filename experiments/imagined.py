@@ -23,6 +23,7 @@ from specjax.models import cache as kv
 from specjax.models import transformer
 from specjax.models.config import ModelConfig
 from specjax.types import Array, Context, DecodeState, Params
+from specjax.weights.leaves import floating
 
 PERIOD = 1_000_003  # no multiple of a width, so that rows differ
 
@@ -97,7 +98,7 @@ def outcome(f, *args: Any) -> Any:
 def _filled(x: jax.ShapeDtypeStruct) -> Array:
   if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     return jax.random.split(jax.random.key(0), x.shape)
-  if jnp.issubdtype(x.dtype, jnp.floating):
+  if floating(x):
     return _noise(x.shape, x.dtype, 1.0)
   return jnp.ones(x.shape, x.dtype)
 
@@ -113,5 +114,4 @@ def _noise(shape: tuple[int, ...], dtype, scale: float) -> Array:
 
 def _noised(tree: Any) -> Any:
   """The same counts, and random values."""
-  is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
-  return jax.tree.map(lambda x: _filled(x) if is_float(x) else x, tree)
+  return jax.tree.map(lambda x: _filled(x) if floating(x) else x, tree)

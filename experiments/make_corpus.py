@@ -126,7 +126,7 @@ def make(making: Making) -> dict[str, Any]:
     },
     'prompts': {
       'name': path.name,
-      'fingerprint': fingerprints.digest(json.dumps(prompts).encode()),
+      'fingerprint': fingerprints.texts_fingerprint(prompts),
       'too_long': [i for i in prompts if i not in fitting],
     },
     'settings': {k: v for k, v in settings.items() if k not in NOT_OF_TEXTS},
@@ -170,11 +170,10 @@ def _given(making: Making, path: pathlib.Path) -> tuple[Given, dict[str, Any]]:
     answers=dict(enumerate(answers)),
     cap=making.max_new_tokens,
   )
-  digest = fingerprints.digest(json.dumps(answers).encode())
   return fill, {
     'target': None,
     'features': None,
-    'settings': {'answers': digest},
+    'settings': {'answers': fingerprints.texts_fingerprint(answers)},
   }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import gin
 from absl import app
 
-from experiments import run
+from experiments import run, tables
 from experiments.breakdown import PARTS, breakdown
 from experiments.evaluate import evaluate
 
@@ -67,7 +67,7 @@ def as_markdown(
   times: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
 ) -> str:
   """A row per method; shares are of the round's own time."""
-  lines = [HEAD, ('---',) * len(HEAD)]
+  lines = [HEAD]
   for row in times:
     s = measured.get(row['label'])
     figures = ('-',) * 3
@@ -79,7 +79,7 @@ def as_markdown(
       figures = (accepted, f'{s["tokens_per_s"]:.0f}', faster)
     shares = (f'{row[f"{part}_share"]:.0%}' for part in PARTS)
     lines.append((row['label'], str(row['nodes']), *figures, *shares))
-  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+  return tables.as_markdown(lines)
 
 
 def show() -> None:

@@ -237,8 +237,8 @@ def overview(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     if row['table'] == 'split':
       continue
     served = row['table'] == 'throughput'
-    over = ('over_plain',) if served else ('speed_up',)
-    low, high = (row[f'{over[0]}_{end}'] for end in ('low', 'high'))
+    over = 'over_plain' if served else 'speed_up'
+    low, high = (row[f'{over}_{end}'] for end in ('low', 'high'))
     same = ('equal', 'requests') if served else ('texts_equal', 'prompts')
     what = f'{row["concurrency"]} at a time' if served else 'one at a time'
     lines.append(
@@ -249,7 +249,7 @@ def overview(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         f'{row["temperature"]:g}',
         f'{row["mean_accepted"]:.2f}',
         f'{row["tokens_per_s"]:.1f}',
-        f'{row[over[0]]:.2f}',
+        f'{row[over]:.2f}',
         '' if row['label'] == PLAIN else f'[{low:.2f},{high:.2f}]',
         '/'.join(str(row[name]) for name in same),
       ]

@@ -109,6 +109,19 @@ def configured(function: Callable[..., Any]) -> tuple[pathlib.Path, Any]:
     sys.exit(f'error: {error}')
 
 
+def tabled(
+  function: Callable[..., Any], as_table: Callable[[Any], str]
+) -> Callable[[], None]:
+  """A script's body: rows by the flags' settings, as a table, and where."""
+
+  def show() -> None:
+    folder, rows = configured(function)
+    print(as_table(rows))
+    print(f'\n{rows[0]["device"]}, {rows[0]["dtype"]}; rows: {folder}')
+
+  return show
+
+
 def default_dir(files: Sequence[str]) -> pathlib.Path:
   """runs/<config>-<hash>: other settings or another machine, other folder."""
   facts = json.dumps([gin.config_str(), versions(), device()], sort_keys=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from specjax.decode.prefill import bucket_for
 from specjax.decoder import Decoder
 from specjax.engine.requests import Request
+from specjax.training.fingerprints import texts_fingerprint
 
 SAMPLING = ('max_new_tokens', 'temperature', 'top_k', 'top_p', 'min_p')
 
@@ -43,7 +41,8 @@ class Load:
       'first_s': [first[i] - begun[i] for i in order],
       'tokens': [len(results[i].tokens) for i in order],
       'walks': [results[i].accepted for i in order],
-      'digests': [_digest(results[i].tokens) for i in order],
+      # Names texts where the ids themselves are not kept.
+      'digests': [texts_fingerprint(results[i].tokens) for i in order],
       'ids': [results[i].tokens for i in order],
     }
 
@@ -105,8 +104,3 @@ class Load:
           raise ValueError(f'request {event.id}: {event.result.error}')
         last[event.id], results[event.id] = now, event.result
     return begun, first, last, results
-
-
-def _digest(ids: Sequence[int]) -> str:
-  """Names a text where the ids themselves are not kept."""
-  return hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest()[:16]

@@ -34,6 +34,13 @@ def aligned(lines: Sequence[Sequence[str]], *, left: int | None = 1) -> str:
   return '\n'.join(map(line, lines))
 
 
+def as_markdown(lines: Sequence[Sequence[str]]) -> str:
+  """A table of Markdown; the first line is its head."""
+  head, *body = lines
+  rows = [head, ['---'] * len(head), *body]
+  return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
+
+
 def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
   """A line per row under the columns' names; the same rows, the same bytes.
 

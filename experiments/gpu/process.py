@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import tempfile
@@ -13,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from experiments import run as run_lib
 from experiments.gpu.items import Row, not_run
 
 PART = ('-m', 'experiments.gpu.part')
 ITEM_S = 120.0  # OUR CHOICE: what says nothing for so long hangs
-ROOT = pathlib.Path(__file__).parents[2]
 Command = tuple[str, ...]
 
 
@@ -83,7 +82,7 @@ def rows(
       stdout=subprocess.PIPE,
       stderr=log,
       text=True,
-      cwd=ROOT,
+      cwd=run_lib.ROOT,
       env=os.environ | {'PYTHONUNBUFFERED': '1'},
     )
     late = threading.Event()

@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments.gpu import summary
 from experiments.gpu.items import Row
-from experiments.gpu.rounds import PLAIN
 from experiments.roofline_model import Device
+from experiments.summary import PLAIN
 from experiments.tables import aligned
 
 # Goals: of the data sheet's bandwidth, of one row's pass, and of a round.

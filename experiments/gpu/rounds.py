@@ -18,13 +18,12 @@ import jax
 from experiments import imagined, pieces, random_drafter
 from experiments.gpu.items import Item, Row
 from experiments.roofline_presets import TARGETS
+from experiments.summary import PLAIN
 from experiments.timing import interleaved, ratio
 from specjax import api
 from specjax.method import Method
 from specjax.models.config import ModelConfig, tiny
 from specjax.types import DecodeState, Params
-
-PLAIN = 'ar'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments.gpu.items import Row
-from experiments.gpu.rounds import PLAIN
 from experiments.roofline_model import Device, Setting, target_pass
 from experiments.roofline_presets import DEVICES, TARGETS, drafter_of
 from experiments.roofline_published import METHOD_NAMES, TARGET_NAMES, read
 from experiments.roofline_rounds import predict
+from experiments.summary import PLAIN
 
 PARTS = ('draft', 'tree', 'verify', 'commit')
 

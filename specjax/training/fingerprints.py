@@ -104,6 +104,11 @@ def _some(leaf_L: jax.Array) -> np.ndarray:
   return np.asarray(flat[:, ::step][:, :64].astype(jnp.bfloat16))
 
 
+def texts_fingerprint(texts: Any) -> str:
+  """Of texts or of ids, in lists or by number: what JSON takes."""
+  return digest(json.dumps(texts).encode())
+
+
 def digest(data: bytes) -> str:
   """Sixteen hex digits."""
   return hashlib.sha256(data).hexdigest()[:16]

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from specjax.checks import changes, check_whole
 from specjax.method import Method
 from specjax.training.collect import Plan, collect
-from specjax.training.fingerprints import digest
+from specjax.training.fingerprints import digest, texts_fingerprint
 from specjax.training.traces import Rounds
 from specjax.types import Params
 from specjax.weights.files import write_tensors
@@ -143,8 +143,7 @@ def _check(path: pathlib.Path, old: Traces, manifest: dict, prompts) -> None:
 
 
 def _texts(prompts: Sequence[Sequence[int]]) -> str:
-  lists = json.dumps([[int(t) for t in ids] for ids in prompts])
-  return digest(lists.encode())
+  return texts_fingerprint([[int(t) for t in ids] for ids in prompts])
 
 
 def _weights(params: Params) -> str:
