@@ -30,6 +30,7 @@ from experiments import run
 from experiments.gpu import process, report, rounds, summary
 from experiments.gpu.items import Row, not_run
 from experiments.roofline_model import Device
+from experiments.roofline_presets import device_named
 from specjax.weights.files import write_json
 
 _FLAGS = run.flag_values(__name__)
@@ -89,7 +90,7 @@ class Record:
 
     Of a device that is not, a given bandwidth: products then count as free.
     """
-    found = summary.device_named(self.facts.get('device', ''))
+    found = device_named(self.facts.get('device', ''))
     if self.gb_s is None:
       return found
     if found is None:

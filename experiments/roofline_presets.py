@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 
 from experiments.roofline_model import Device
 from experiments.roofline_rounds import (
@@ -113,6 +114,18 @@ def device_of(name: str, **changes: float | None) -> Device:
     )
   given = {key: x for key, x in changes.items() if x is not None}
   return dataclasses.replace(DEVICES[name], **given)
+
+
+def device_named(kind: str) -> Device | None:
+  """The preset of a device as jax names it; None where there is none.
+
+  Cards of the same chip with other memory have other figures than the presets,
+  which are SXM's.
+  """
+  words = re.split(r'[ \-]', kind.lower())
+  if {'pcie', 'nvl'} & set(words):
+    return None
+  return next((DEVICES[x] for x in words if x in DEVICES), None)
 
 
 def drafter_of(

@@ -59,6 +59,8 @@ STUDIES = {
   'EvoSpec': 'EvoSpec study, arXiv:2605.27390',
 }
 
+STUDY_OF = {'math500_throughput': 'Draft-OPD', 'med_throughput': 'EvoSpec'}
+
 
 def read_rows(folder: str | pathlib.Path) -> list[Mark]:
   """All rows with a `table` in the JSON-lines files of a folder.
@@ -86,6 +88,12 @@ def published(table: str) -> Iterable[tuple[dict[str, str], Row]]:
   rows = read()
   pairs = zip(rows, compare(rows), strict=True)
   return [(row, found) for (name, row), found in pairs if name == table]
+
+
+def study_of(table: str, row: Mapping[str, str]) -> str:
+  """Who published a row; of speed-ups, one study names its hardware."""
+  own = 'TAPS' if row.get('hardware') else 'TreeFlash'
+  return STUDIES[STUDY_OF.get(table, own)]
 
 
 def measured(rows: Sequence[Mark], table: str) -> list[tuple[Mark, Mark]]:

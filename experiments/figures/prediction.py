@@ -10,7 +10,6 @@ plain decoding over a round of the method.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,13 +17,12 @@ from absl import app
 
 from experiments.figures import drawing, marks
 from experiments.figures.drawing import Plot
-from experiments.figures.marks import MEASURED, PUBLISHED, STUDIES, Mark
+from experiments.figures.marks import MEASURED, PUBLISHED, Mark, study_of
 from experiments.roofline_model import Setting
 from experiments.roofline_presets import (
-  DEVICES,
   METHODS,
   TARGETS,
-  device_of,
+  device_named,
   drafter_of,
 )
 from experiments.roofline_published import (
@@ -38,10 +36,6 @@ from experiments.roofline_rounds import predict
 from experiments.summary import PLAIN
 
 UNITS = ('speed-up', 'tokens/s')
-STUDY_OF = {
-  'math500_throughput': STUDIES['Draft-OPD'],
-  'med_throughput': STUDIES['EvoSpec'],
-}
 SHAPES = {'gh200': 'o', 'a800': 's', 'a40': '^', 'h200': 'D'}
 
 
@@ -50,11 +44,10 @@ def marks_of(rows: Sequence[Mark]) -> list[Mark]:
   found = []
   for table in ('math500_speedup', 'math500_throughput', 'med_throughput'):
     for row, said in marks.published(table):
-      study = STUDIES['TAPS' if row.get('hardware') else 'TreeFlash']
       mark = {
         **as_record(said),
         'source': PUBLISHED,
-        'study': STUDY_OF.get(table, study),
+        'study': study_of(table, row),
         'value': said.published,
       }
       found.append(mark)
@@ -102,13 +95,13 @@ def _measured(
   table: str, unit: str, row: Mark, who: Mark, at: Setting, value: float
 ) -> Mark:
   """A row of ours with the roofline's prediction where there can be one."""
-  preset = preset_of(row['device']) if row['devices'] == 1 else None
+  device = device_named(row['device']) if row['devices'] == 1 else None
   target = TARGET_NAMES.get(row['target'])
   prediction, note = None, 'left out: no public sizes of device or target'
-  if preset and target and row['method'] in METHODS:
+  if device and target and row['method'] in METHODS:
     net = TARGETS[target]
     try:
-      said = predict(net, drafter_of(row['method'], net), device_of(preset), at)
+      said = predict(net, drafter_of(row['method'], net), device, at)
       prediction = said.speed_up if unit == 'speed-up' else said.tokens_per_s
       note = 'roofline'
     except ValueError as error:  # another drafter than the published one
@@ -127,18 +120,6 @@ def _measured(
     'left': left,
     'note': note,
   }
-
-
-def preset_of(device_kind: str) -> str | None:
-  """The preset of a device as jax names it; None where there is none.
-
-  Cards on PCIe have other figures than the presets, which are SXM's.
-  """
-  name = device_kind.lower()
-  if 'pcie' in name:
-    return None
-  found = [p for p in DEVICES if re.search(rf'\b{p}\b', name)]
-  return found[0] if found else None
 
 
 def _panels(found: Sequence[Mark]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from absl import app
 
 from experiments.figures import drawing, marks
 from experiments.figures.drawing import Plot
-from experiments.figures.marks import PUBLISHED, STUDIES, Mark
+from experiments.figures.marks import PUBLISHED, Mark
 from experiments.summary import PLAIN
 
 UNKNOWN = ''  # the temperature of a study that does not tell it
@@ -47,10 +47,9 @@ def marks_of(rows: Sequence[Mark]) -> list[Mark]:
 
 
 def _published(row: dict[str, str], found: Any) -> Mark:
-  study = 'TAPS' if row['hardware'] else 'TreeFlash'
   return {
     'source': PUBLISHED,
-    'study': STUDIES[study],
+    'study': marks.study_of('math500_speedup', row),
     'method': row['method'],
     'target': row['target'],
     'device': row['hardware'] or 'not in the table',

@@ -21,7 +21,6 @@ from experiments.figures.marks import (
   MEASURED,
   NAMES,
   PUBLISHED,
-  STUDIES,
   Mark,
 )
 from experiments.summary import PLAIN
@@ -54,7 +53,7 @@ def marks_of(rows: Sequence[Mark]) -> list[Mark]:
 def _published(row: dict[str, str], found: Any) -> Mark:
   return {
     'source': PUBLISHED,
-    'study': STUDIES['Draft-OPD'],
+    'study': marks.study_of('math500_throughput', row),
     'method': row['method'],
     'target': row['target'],
     'device': DEVICES[found.device],

@@ -14,7 +14,7 @@ from absl import app
 
 from experiments.figures import drawing, marks
 from experiments.figures.drawing import Plot
-from experiments.figures.marks import MEASURED, PUBLISHED, STUDIES, Mark
+from experiments.figures.marks import MEASURED, PUBLISHED, Mark
 from experiments.summary import PLAIN
 
 NOT_GIVEN = 'not given'
@@ -58,7 +58,7 @@ def _published(row: dict[str, str], found: Any) -> Mark:
   size, buffer = row['static_vocab_k'], row['dynamic_buffer']
   return {
     'source': PUBLISHED,
-    'study': STUDIES['EvoSpec'],
+    'study': marks.study_of('med_throughput', row),
     'method': row['method'],
     'target': row['target'] or NOT_GIVEN,
     'device': NOT_GIVEN,

@@ -8,29 +8,17 @@ turns: what this code would reach with a drafter as good as the published one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments.gpu.items import Row
 from experiments.roofline_model import Device, Setting, target_pass
-from experiments.roofline_presets import DEVICES, TARGETS, drafter_of
+from experiments.roofline_presets import TARGETS, drafter_of
 from experiments.roofline_published import METHOD_NAMES, TARGET_NAMES, read
 from experiments.roofline_rounds import predict
 from experiments.summary import PLAIN
 
 PARTS = ('draft', 'tree', 'verify', 'commit')
-
-
-def device_named(kind: str) -> Device | None:
-  """Data-sheet figures by JAX's name of a device, None where it has none.
-
-  Cards of the same chip with other memory have other figures.
-  """
-  words = re.split(r'[ \-]', kind.lower())
-  if {'pcie', 'nvl'} & set(words):
-    return None
-  return next((DEVICES[x] for x in words if x in DEVICES), None)
 
 
 def published(target: str, method: str, nodes: int) -> float | None:

@@ -12,6 +12,7 @@ import pytest
 from experiments import run, tables
 from experiments.breakdown import PARTS
 from experiments.figures import drawing, gallery, marks, prediction
+from experiments.roofline_presets import DEVICES, device_named
 from experiments.roofline_published import DATA
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -239,10 +240,11 @@ def test_predictions_of_our_rows():
     *(('NVIDIA H200', 'h200'), ('NVIDIA GH200 480GB', 'gh200')),
     *(('NVIDIA A100-SXM4-80GB', 'a100'), ('NVIDIA A40', 'a40')),
     *(('NVIDIA RTX A4000', None), ('NVIDIA H100 PCIe', None), ('cpu', None)),
+    ('NVIDIA H100 NVL', None),
   ],
 )
 def test_devices_of_presets(kind, preset):
-  assert prediction.preset_of(kind) == preset
+  assert device_named(kind) is DEVICES.get(preset)
 
 
 def test_tex_is_escaped():

@@ -16,7 +16,7 @@ import pytest
 from experiments import gpu_check, imagined, pieces
 from experiments.gpu import items, process, report, summary
 from experiments.roofline_model import Device, Setting, target_pass
-from experiments.roofline_presets import TARGETS
+from experiments.roofline_presets import TARGETS, device_named
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
 
@@ -197,7 +197,7 @@ class TestSummary:
     assert summary.published('qwen3-8b', method, nodes) == tau
 
   def test_devices(self):
-    found = summary.device_named
+    found = device_named
     assert found('NVIDIA H200').gb_s == 4800
     assert found('NVIDIA A100-SXM4-80GB').gb_s == 2039
     assert found('NVIDIA H100 PCIe') is found('cpu') is None
