@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,11 +13,15 @@ from experiments import shapes
 from specjax import api
 from specjax.method import Binds, Method
 from specjax.models.transformer import Weights
-from specjax.weights.files import CONFIG, WEIGHTS, read_settings, write_json
+from specjax.weights.files import (
+  CONFIG,
+  WEIGHTS,
+  but_dtypes,
+  read_settings,
+  write_json,
+)
 from specjax.weights.leaves import cast
 from specjax.weights.safetensors import save_tensors, stored_shapes
-
-OF_FILES = ('dtype', 'torch_dtype')  # settings of stored weights only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,7 @@ def check_out(folder: pathlib.Path, config: Mapping[str, Any]) -> None:
   path = folder / CONFIG
   if not path.exists():
     return
-  same = lambda x: {k: v for k, v in x.items() if k not in OF_FILES}
-  if same(read_settings(path)) != json.loads(json.dumps(same(config))):
+  if but_dtypes(read_settings(path)) != but_dtypes(config):
     raise ValueError(
       f'{folder} holds another model, which is left as it is; give another out '
       'folder.'

@@ -40,9 +40,8 @@ from specjax.training.traces import Rounds
 from specjax.trees.target_aware import TargetAware
 from specjax.types import Array, Params
 from specjax.verify.follow import Follow
+from specjax.weights import scorer as scorers
 from specjax.weights.files import CONFIG
-from specjax.weights.scorer import save_scorer
-from specjax.weights.scorer import settings as scorer_settings
 
 TRACES = 'traces.safetensors'
 _FLAGS = run.flag_values(__name__)
@@ -84,8 +83,9 @@ class Training:
     self.optimizer(1)  # settings that cannot be are refused here
 
   def optimizer(self, steps: int) -> step.Optimizer:
-    more = {'warm_up': 0.0, 'decay': self.decay}
-    return step.Optimizer(rate=self.rate, steps=steps, **more)
+    return step.Optimizer(
+      rate=self.rate, steps=steps, warm_up=0.0, decay=self.decay
+    )
 
 
 def serving(decoder: Decoder, pool: int = 48, fanout: int = 64) -> Method:
@@ -137,7 +137,7 @@ def train_scorer(
       'least.'
     )
   out = pathlib.Path(out)
-  drafters.check_out(out, scorer_settings(method, decoder.config))
+  drafters.check_out(out, scorers.settings(method, decoder.config))
   out.mkdir(parents=True, exist_ok=True)
   bar = functools.partial(
     tqdm.tqdm, unit='prompt', desc='traces', file=sys.stderr
@@ -189,7 +189,7 @@ def fit(
     figures = evaluate(params, fixed, check, training, objective)
     if not epochs.best or figures['loss'] < epochs.best['loss']:
       epochs.best = figures
-      save_scorer(params, out, method, config)
+      scorers.save_scorer(params, out, method, config)
     return figures
 
   each, checkpoints = epochs.steps, out / 'checkpoints'

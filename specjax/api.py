@@ -101,10 +101,9 @@ def load(
     drafter_params = load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
-  if scorer is None and target == 'default':
-    own = packaged.drafter(bound.name)
-    if drafter is None or (own is not None and drafter == own.name):
-      scorer = packaged.scorer(bound.name)
+  ours = target == 'default' and drafter_folder == packaged.drafter(bound.name)
+  if scorer is None and ours:
+    scorer = packaged.scorer(bound.name)
   tree_params = _load_tree(bound, scorer, config)
   weights = load_target(folder, dtype=kind, stacked=scans(stacked))
   params = Params(target=weights, drafter=drafter_params, tree=tree_params)

@@ -24,7 +24,7 @@ from pallas_kernels.keep_rows.xla import keep_rows_xla
 from pallas_kernels.top_candidates.xla import top_candidates_xla
 from pallas_kernels.tree_attention.xla import tree_attention_xla
 
-NEAR = dict(rtol=1e-2, atol=6e-3)  # as tests/kernels: rounded to bfloat16
+NEAR = dict(rtol=1e-2, atol=6e-3)  # rounded to bfloat16
 NEAR_LOGQ = 2e-3
 
 
@@ -107,11 +107,16 @@ def _rows_and_caches(key, length_B, *, sizes: Sizes, t: int):
 
 
 def _mask(kind: str, t: int, rng: np.random.Generator) -> np.ndarray:
-  """bool[T, T]; a tree's rows see themselves and what is above them."""
+  """bool[T, T]."""
   if kind == 'full':
     return np.ones((t, t), bool)
   if kind == 'causal':
     return np.tril(np.ones((t, t), bool))
+  return tree_mask(t, rng)
+
+
+def tree_mask(t: int, rng: np.random.Generator) -> np.ndarray:
+  """bool[T, T]: a row of a random tree sees itself and what its parent sees."""
   mask = np.eye(t, dtype=bool)
   for row in range(1, t):
     mask[row] |= mask[rng.integers(row)]

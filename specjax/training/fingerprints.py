@@ -12,8 +12,8 @@ import numpy as np
 
 from specjax.models.config import ModelConfig, to_hf
 from specjax.models.transformer import Weights
+from specjax.weights.files import but_dtypes
 
-NOT_OF_TEXTS = ('dtype', 'torch_dtype')  # of a target, whatever it computes in
 PROBES = (
   'She sold 48/2 = 24 clips in May.\n\n#### 72',
   'def f(x):\n\treturn [i ** 2 for i in range(x)]  # é 漢字 🙂',
@@ -22,8 +22,7 @@ PROBES = (
 
 def target_fingerprint(config: ModelConfig) -> dict[str, Any]:
   """What a target is, in the words of its config.json."""
-  settings = json.loads(json.dumps(to_hf(config)))  # as a file would say it
-  return {k: v for k, v in settings.items() if k not in NOT_OF_TEXTS}
+  return but_dtypes(to_hf(config))
 
 
 def weights_fingerprint(weights: Weights) -> str:

@@ -22,6 +22,12 @@ WEIGHTS = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 
 
+def but_dtypes(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """What config.json says of a model, in whatever dtype it is stored."""
+  stored = json.loads(json.dumps(settings))  # tuples to lists, as in the file
+  return {k: v for k, v in stored.items() if k not in ('dtype', 'torch_dtype')}
+
+
 class Stored(NamedTuple):
   """One tensor of an open file."""
 

@@ -12,6 +12,7 @@ import random
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.gpu.kernel_cases import NEAR, tree_mask
 from pallas_kernels.tree_attention.xla import tree_attention_xla
 
 SLOTS = 192  # three tiles of 64, and no multiple of 128
@@ -84,10 +85,7 @@ def new_rows_mask(kind: str, t: int, rng) -> np.ndarray:
   }
   if kind in masks:
     return np.stack([masks[kind]] * 2)
-  both = np.stack([one, one])
-  for mask in both:  # a row sees what its parent sees, and itself
-    for row in range(1, t):
-      mask[row] |= mask[rng.integers(row)]
+  both = np.stack([tree_mask(t, rng) for _ in range(2)])
   if kind == 'tree':
     return both
   earlier = rng.random((2, t, 5)) < 0.5
@@ -116,6 +114,13 @@ def arrays(case: Case, dead=np.nan):
   )
 
 
+def check_dead_slots(run) -> None:
+  """What they hold changes no bit."""
+  case = Case(17, 80, 4, 'bfloat16', 'ragged', 'tree')
+  nan, zero = (run(*arrays(case, dead), scale=0.1) for dead in (np.nan, 0.0))
+  assert (np.asarray(nan) == np.asarray(zero)).all()
+
+
 def check(case: Case, run) -> None:
   """Compares `run(*args, scale=)` with the reference in float32."""
   args = arrays(case)
@@ -125,7 +130,5 @@ def check(case: Case, run) -> None:
   got = run(*args, scale=scale)
   assert got.dtype == case.dtype
   assert np.isfinite(want).all()
-  near = (
-    dict(rtol=1e-2, atol=6e-3) if case.dtype == 'bfloat16' else dict(atol=2e-5)
-  )
+  near = NEAR if case.dtype == 'bfloat16' else dict(atol=2e-5)
   np.testing.assert_allclose(np.asarray(got, np.float32), want, **near)
