@@ -1,4 +1,4 @@
-"""Texts of JSON-lines files as ids, for counting."""
+"""Texts of JSON-lines files, and a target's responses, as ids for counting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
+from specjax.models.config import ModelConfig
 from specjax.text import Tokenizer
+from specjax.training.corpus import open_corpus
 
 FIELDS = 'prompt,question,answer'  # of a line, whichever it has
 
@@ -20,10 +22,12 @@ def encoder(tokenizer) -> Callable[[str], list[int]]:
   return tokenizer.encode
 
 
-def check_files(corpora: Sequence[str], out: str) -> None:
+def check_files(
+  corpora: Sequence[str], out: str, *, folders: bool = False
+) -> None:
   """Raises ValueError for what cannot be read or written, before long work."""
   for path in map(pathlib.Path, corpora):
-    if not path.is_file():
+    if not (path.is_file() or (folders and path.is_dir())):
       raise ValueError(f'there is no corpus {path}.')
   folder = pathlib.Path(out).parent
   if not folder.is_dir():
@@ -51,6 +55,21 @@ def encoded(
             f'{list(fields)}; name its fields with --fields.'
           )
         yield from map(encode, texts)
+
+
+def responses(
+  paths: Sequence[str], config: ModelConfig, tokenizer
+) -> Iterator[list[int]]:
+  """Each response of some corpora that this target wrote, its end included.
+
+  Raises:
+    ValueError: see `training.corpus.open_corpus`.
+  """
+  for path in paths:
+    corpus = open_corpus(path, config, tokenizer)
+    for i in range(len(corpus)):
+      sample = corpus.read(i, features=False)
+      yield sample.tokens[sample.prompt_length :].tolist()
 
 
 def _texts(line: str, fields: Sequence[str]) -> list[str]:

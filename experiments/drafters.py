@@ -12,7 +12,12 @@ import jax.numpy as jnp
 from experiments import shapes
 from specjax import api
 from specjax.method import Binds, Method
+from specjax.models.config import ModelConfig
 from specjax.models.transformer import Weights
+from specjax.packaged import RANKS
+from specjax.types import Array
+from specjax.vocab.fr_spec import FrSpec
+from specjax.vocab.ranks import chosen, cut, save_ranks
 from specjax.weights.files import (
   CONFIG,
   WEIGHTS,
@@ -75,6 +80,28 @@ def _from_folder(folder: pathlib.Path, build, target: Weights) -> Start:
   return Start(config=config, method=method, init=init)
 
 
+def vocab_of(given: FrSpec | None, drafter: Any) -> FrSpec | None:
+  """The list that a drafter is trained on: as given, or as it was before."""
+  if given is None and isinstance(drafter, (str, pathlib.Path)):
+    path = pathlib.Path(drafter).expanduser() / RANKS
+    return FrSpec(ranks=path) if path.exists() else None
+  return given
+
+
+def ids_of(
+  vocab: FrSpec | None, method: Method, target: ModelConfig
+) -> Array | None:
+  """int32, rising: the list's ids; None for all.
+
+  Raises:
+    ValueError: a list that does not fit the target or the drafter.
+  """
+  if vocab is None:
+    return None
+  vocab.check(method, target)
+  return jnp.sort(jnp.asarray(chosen(vocab.ranks, vocab.size, target.vocab)))
+
+
 def check_out(folder: pathlib.Path, config: Mapping[str, Any]) -> None:
   """That a model with this config.json may be written there, or again.
 
@@ -99,10 +126,18 @@ def save(
   config: Mapping[str, Any],
   params: Any,
   dtype: str,
+  vocab: FrSpec | None = None,
+  tokens: int = 0,
 ) -> None:
-  """Writes a drafter's folder, its weights in `dtype`."""
+  """Writes a drafter's folder, its weights in `dtype`.
+
+  With the list that it was trained on, out of the target's `tokens`:
+  `specjax.load` takes it from there.
+  """
   unbind = getattr(method.drafter, 'unbind', None)
   params = params if unbind is None else unbind(params)
   folder.mkdir(parents=True, exist_ok=True)
   save_tensors(cast(params, dtype), method.drafter.tensors(), folder / WEIGHTS)
+  if vocab is not None:
+    save_ranks(cut(vocab.ranks, vocab.size, tokens), folder / RANKS)
   write_json(folder / CONFIG, {**config, 'dtype': dtype, 'torch_dtype': dtype})

@@ -3,14 +3,16 @@
   python -m experiments.rank_tokens --target=FOLDER --corpus=texts.jsonl \
     --size=8192 --out=ranks.safetensors [--held_out=other.jsonl]
 
-Each line of a corpus is a JSON object; the text of the fields named by --fields
-counts, whichever of them the line has. End ids and what the chat template
-writes are always kept. Rank on texts that are not to be measured, best on the
-target's own answers.
+A corpus is JSON lines, of which the text of the fields named by --fields
+counts, whichever of them a line has; or a folder of `experiments.make_corpus`,
+of which the responses do. End ids and what the chat template writes are always
+kept. Rank on texts that are not to be measured, best on the target's own
+answers.
 """
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Sequence
 
@@ -18,7 +20,13 @@ import numpy as np
 from absl import app, flags
 
 from experiments import run
-from experiments.corpus import FIELDS, check_files, encoded, encoder
+from experiments.corpus import (
+  FIELDS,
+  check_files,
+  encoded,
+  encoder,
+  responses,
+)
 from specjax import text as text_lib
 from specjax.vocab import ranks as ranks_lib
 from specjax.weights.safetensors import read_config
@@ -28,7 +36,11 @@ _TARGET = flags.DEFINE_string(
   'target', None, 'Folder.', required=True, flag_values=_FLAGS
 )
 _CORPUS = flags.DEFINE_multi_string(
-  'corpus', None, 'JSON-lines files.', required=True, flag_values=_FLAGS
+  'corpus',
+  None,
+  'JSON-lines files, or folders of corpora.',
+  required=True,
+  flag_values=_FLAGS,
 )
 _HELD_OUT = flags.DEFINE_multi_string(
   'held_out',
@@ -64,11 +76,17 @@ def rank() -> None:
   must = must_have(tokenizer, config.eos_ids)
   # What cannot be is said before texts are counted.
   ranks_lib.rank_tokens(np.zeros(config.vocab), must, _SIZE.value)
-  check_files([*_CORPUS.value, *_HELD_OUT.value], _OUT.value)
+  check_files([*_CORPUS.value, *_HELD_OUT.value], _OUT.value, folders=True)
   encode, fields = encoder(tokenizer), _FIELDS.value
-  count = lambda paths: ranks_lib.count_tokens(
-    encoded(paths, fields, encode), config.vocab
-  )
+
+  def count(paths: Sequence[str]) -> np.ndarray:
+    folders = [path for path in paths if pathlib.Path(path).is_dir()]
+    files = [path for path in paths if path not in folders]
+    texts = itertools.chain(
+      encoded(files, fields, encode), responses(folders, config, tokenizer)
+    )
+    return ranks_lib.count_tokens(texts, config.vocab)
+
   count_V, other_V = count(_CORPUS.value), count(_HELD_OUT.value)
   id_I = ranks_lib.rank_tokens(count_V, must, _SIZE.value)
   ranks = ranks_lib.Ranks(

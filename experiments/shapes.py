@@ -15,6 +15,8 @@ from specjax.method import Method
 from specjax.models.config import ModelConfig, to_hf
 from specjax.models.transformer import Weights
 from specjax.types import Array
+from specjax.vocab.fr_spec import FrSpec
+from specjax.vocab.ranks import chosen
 
 
 def spread(target_layers: int, count: int) -> list[int]:
@@ -93,16 +95,28 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3:
-  """An EAGLE-3 drafter of one layer; head and norm begin as the target's."""
+  """An EAGLE-3 drafter of one layer; head and norm begin as the target's.
+
+  `vocab` is the list of tokens that its head has rows for.
+  """
 
   mlp: int | None = None
+  vocab: FrSpec | None = None
 
   def config(self, target: ModelConfig) -> dict[str, Any]:
-    return config_of(target, target.vocab) | self._changes(target)
+    id_V = self._ids(target)
+    rows = target.vocab if id_V is None else len(id_V)
+    return config_of(target, rows) | self._changes(target)
 
   def init(self, method: Method, target: Weights, key: Array) -> Any:
-    _, params = fresh(target, key, changes=self._changes(target.config))
+    id_V, changes = self._ids(target.config), self._changes(target.config)
+    _, params = fresh(target, key, id_V=id_V, changes=changes)
     return method.drafter.bind(params, target)
+
+  def _ids(self, target: ModelConfig) -> Any:
+    if self.vocab is None:
+      return None
+    return chosen(self.vocab.ranks, self.vocab.size, target.vocab)
 
   def _changes(self, target: ModelConfig) -> dict[str, Any]:
     return {'intermediate_size': self.mlp or target.mlp}

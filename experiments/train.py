@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from absl import app, logging
 
 import specjax
@@ -33,7 +32,6 @@ from specjax.training.feed import Feed
 from specjax.training.objectives.language_model import LanguageModel
 from specjax.training.step import Optimizer, begin
 from specjax.vocab.fr_spec import FrSpec
-from specjax.vocab.ranks import chosen
 from specjax.weights.files import CONFIG, read_settings
 from specjax.weights.leaves import cast
 from specjax.weights.safetensors import save_target
@@ -86,7 +84,9 @@ def train(
     rows: of a batch.
     pace: of logging, saving and looking at `held_out`.
     held_out: prompts that are decoded with the drafter.
-    vocab: trains, and decodes, on a ranked list of tokens only.
+    vocab: trains, and decodes, on a ranked list of tokens only, which is
+      written beside the drafter. None: on that of the folder `drafter`, or on
+      all.
     dtype: of compute; decoding has the target's own.
     stored: dtype of the written weights.
     seed: of weights and order.
@@ -103,10 +103,9 @@ def train(
   texts = open_corpus(corpus, config, plain.tokenizer, weights=weights)
   if rows.features:
     _check_layers(texts, start.method.drafter.taps)
-  id_V, look = None, None
-  if vocab is not None:
-    vocab.check(start.method, config)
-    id_V = jnp.sort(jnp.asarray(chosen(vocab.ranks, vocab.size, config.vocab)))
+  vocab = drafters.vocab_of(vocab, drafter)
+  id_V = drafters.ids_of(vocab, start.method, config)
+  look = None
   if held_out is not None:
     look = held_out.look(start.method, plain, vocab)
   state = fit_and_log(
@@ -130,7 +129,8 @@ def train(
     wandb=wandb,
     look=look,
   )
-  drafters.save(out, start.method, start.config, state.params, stored)
+  trained = start.method, start.config, state.params
+  drafters.save(out, *trained, stored, vocab, config.vocab)
   return out
 
 

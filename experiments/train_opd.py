@@ -31,6 +31,7 @@ from specjax.training import loop
 from specjax.training.batch import Fixed
 from specjax.training.rollout import opd_batches
 from specjax.training.step import Optimizer
+from specjax.vocab.fr_spec import FrSpec
 from specjax.weights.leaves import cast
 
 DEFAULT = 'experiments/configs/train/dflash_opd.gin'
@@ -129,6 +130,7 @@ def train_opd(
   rolls: Rolls,
   pace: loop.Pace,
   held_out: HeldOut | None = None,
+  vocab: FrSpec | None = None,
   dtype: str = 'float32',
   stored: str = 'bfloat16',
   seed: int = 0,
@@ -147,6 +149,7 @@ def train_opd(
     rolls: what is decoded for a step.
     pace: of logging, saving and looking.
     held_out: prompts that are decoded with the drafter.
+    vocab: a ranked list of tokens to draft from; None: the drafter's own.
     dtype: of compute and of the rollouts.
     stored: dtype of the written weights.
     seed: of the order.
@@ -162,9 +165,13 @@ def train_opd(
   drafters.check_out(out, start.config)
   prompts = read_prompts(rolls.prompts, limit=rolls.limit)
   ids = [plain.encode(turn) for turn in to_ask(prompts, rolls.chat)]
-  fixed = Fixed(target=cast(weights, dtype))
+  vocab = drafters.vocab_of(vocab, drafter)
+  id_V = drafters.ids_of(vocab, start.method, plain.config)
+  fixed = Fixed(target=cast(weights, dtype), id_V=id_V)
   stop_ids, _ = plain.ends(None, ())
-  look = None if held_out is None else held_out.look(start.method, plain)
+  look = None
+  if held_out is not None:
+    look = held_out.look(start.method, plain, vocab)
   state = fit_and_log(
     run_dir,
     {
@@ -185,7 +192,8 @@ def train_opd(
     wandb=wandb,
     look=look,
   )
-  drafters.save(out, start.method, start.config, state.params, stored)
+  trained = start.method, start.config, state.params
+  drafters.save(out, *trained, stored, vocab, plain.config.vocab)
   return out
 
 

@@ -19,8 +19,9 @@ from specjax.decoder import Decoder
 from specjax.method import LearnedTree, Method, Vocabulary, bind
 from specjax.models.config import ModelConfig, from_hf
 from specjax.models.transformer import check_taps, scans
-from specjax.packaged import PRETRAINED
+from specjax.packaged import PRETRAINED, RANKS
 from specjax.types import Params
+from specjax.vocab.fr_spec import FrSpec
 from specjax.weights.files import read_settings
 from specjax.weights.safetensors import (
   load_target,
@@ -38,7 +39,7 @@ def load(
   drafter: Any = None,
   *,
   nodes: int | None = None,
-  vocab: Vocabulary | None = None,
+  vocab: Vocabulary | str | None = None,
   scorer: str | pathlib.Path | None = None,
   dtype: str = 'auto',
   stacked: bool | None = None,
@@ -52,14 +53,16 @@ def load(
     method: a module of `specjax.methods` by name, a `Method` object, or a
       module's `build` function with its options bound.
     drafter: the drafter's folder or hub id, or the name of a packaged one of
-      the default target, of which None takes the method's. With a `Method`
-      object also its parameters themselves.
+      this target, of which None takes the method's. With a `Method` object
+      also its parameters themselves.
     nodes: rows the target verifies per round, root included; None is the
       method's own default. A published budget that leaves the root out (DDTree)
       is one less.
-    vocab: limits what the drafter may propose, see `specjax.vocab`.
+    vocab: limits what the drafter may propose, see `specjax.vocab`. None is
+      what it was trained on, where its folder says so (`ranks.safetensors`),
+      else the whole vocabulary, which `'full'` takes in any case.
     scorer: the folder of a learned tree's weights (TAPS); None takes the
-      packaged one of the default target with its packaged drafter.
+      packaged one with the packaged drafter.
     dtype: of weights and compute; 'auto' follows the checkpoint on GPU and TPU
       and is float32 on CPU, which has no fast bfloat16.
     stacked: scan over layers (None: not on CPU, where slicing a layer out of a
@@ -77,6 +80,7 @@ def load(
   bound = _bound(method, nodes, options)
   folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
   config = _settings(folder, from_hf, (TypeError, ValueError))
+  family = packaged.family(target, folder, config)
   from_files = not isinstance(bound, Method) or isinstance(
     drafter, (str, pathlib.Path)
   )
@@ -84,7 +88,7 @@ def load(
     drafter_folder = _folder(drafter) if from_files else None
   else:
     name, build = bound
-    drafter_folder = _drafter_folder(target, name, build, drafter)
+    drafter_folder = _drafter_folder(family, name, build, drafter)
     if drafter_folder is None:
       bound = build(config, None)
     else:
@@ -92,6 +96,7 @@ def load(
       read = lambda settings: build(config, {**settings, 'tensors': shapes})
       bound = _settings(drafter_folder, read, (TypeError,))
   check_taps(bound.drafter.taps, config.layers)
+  vocab = _vocab(vocab, drafter_folder)
   _check_vocab(vocab, bound, config)
   _check_nodes(bound, config)
 
@@ -101,9 +106,9 @@ def load(
     drafter_params = load_drafter(bound, drafter_folder, config, kind)
   else:
     drafter_params = () if drafter is None else drafter
-  ours = target == 'default' and drafter_folder == packaged.drafter(bound.name)
-  if scorer is None and ours:
-    scorer = packaged.scorer(bound.name)
+  own = packaged.drafter(family, bound.name)
+  if scorer is None and own is not None and drafter_folder == own:
+    scorer = packaged.scorer(family, bound.name)
   tree_params = _load_tree(bound, scorer, config)
   weights = load_target(folder, dtype=kind, stacked=scans(stacked))
   params = Params(target=weights, drafter=drafter_params, tree=tree_params)
@@ -217,7 +222,7 @@ def _folder(name: str | pathlib.Path) -> pathlib.Path:
     ) from error
 
 
-def _drafter_folder(target, method, build, drafter) -> pathlib.Path | None:
+def _drafter_folder(family, method, build, drafter) -> pathlib.Path | None:
   """Where a named method finds its drafter; None where it needs none."""
   needs = inspect.signature(build).parameters['drafter_config']
   if needs.default is not inspect.Parameter.empty:  # `drafter_config=None`
@@ -225,15 +230,22 @@ def _drafter_folder(target, method, build, drafter) -> pathlib.Path | None:
       raise ValueError(f'method {method!r} takes no drafter; leave it out.')
     return None
   if drafter is not None:
-    names = packaged.drafters() if target == 'default' else []
-    return PRETRAINED / drafter if drafter in names else _folder(drafter)
-  found = packaged.drafter(method) if target == 'default' else None
+    names = packaged.drafters(family)
+    return family / drafter if drafter in names else _folder(drafter)
+  found = packaged.drafter(family, method)
   if found is not None:
     return found
   raise ValueError(
     f'method {method!r} needs a drafter and none is packaged for this target; '
     'pass drafter=FOLDER.'
   )
+
+
+def _vocab(vocab: Any, drafter: pathlib.Path | None) -> Any:
+  """The vocabulary that is meant, None for all of it."""
+  if vocab is None and drafter is not None and (drafter / RANKS).exists():
+    return FrSpec(ranks=drafter / RANKS)
+  return None if isinstance(vocab, str) and vocab == 'full' else vocab
 
 
 def _check_vocab(vocab: Any, method: Method, config: ModelConfig) -> None:
@@ -244,7 +256,7 @@ def _check_vocab(vocab: Any, method: Method, config: ModelConfig) -> None:
   if isinstance(vocab, type) or not isinstance(vocab, Vocabulary):
     raise ValueError(
       f'vocab is {vocab!r}; give a vocabulary with its settings, such as '
-      'specjax.vocab.fr_spec.FrSpec(ranks=FILE), or None.'
+      "specjax.vocab.fr_spec.FrSpec(ranks=FILE), 'full' or None."
     )
   vocab.check(method, config)
 

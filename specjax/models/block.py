@@ -12,18 +12,19 @@ from specjax.types import Array
 
 
 def block(
-  config, layer, h_BTI, x_BTD, turn, cache, earlier, length_B, mask_BTN
+  config, layer, index, h_BTI, x_BTD, turn, cache, earlier, length_B, mask_BTN
 ) -> tuple[Array, Array, Array]:
   """A layer behind its first norm: (x_BTD, keys, values).
 
   `h` is what queries, keys and values are made of, in any width; `x` is the
-  residual stream. Caches are one layer's.
+  residual stream. Caches are those of all layers, of which this is `index`: the
+  op takes what it needs, which need not be a layer's whole cache.
   """
 
   def attend(q_BTQH, k_BKTH, v_BKTH):
     new = KVCache(k_LBKSH=k_BKTH[None], v_LBKSH=v_BKTH[None])
     if earlier is not None:
-      new = concat(jax.tree.map(lambda x: x[None], earlier), new)
+      new = concat(jax.tree.map(lambda x: x[index][None], earlier), new)
     return tree_attention(
       q_BTQH,
       cache.k_LBKSH,
@@ -33,6 +34,7 @@ def block(
       new.v_LBKSH[0],
       mask_BTN,
       scale=config.head_dim**-0.5,
+      layer=index,
     )
 
   return block_with(config, layer, h_BTI, x_BTD, turn, attend)

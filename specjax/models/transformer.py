@@ -188,9 +188,9 @@ def forward(
   turn = rotation(position_BT, config.rope, config.head_dim)
 
   def apply(layer, index, x_BTD):
-    old = jax.tree.map(lambda c: c[index], (cache, earlier))
     h_BTD = nn.rms_norm(x_BTD, layer.attn_norm_D, config.eps)
-    return block(config, layer, h_BTD, x_BTD, turn, *old, length_B, mask_BTN)
+    seen = cache, earlier, length_B, mask_BTN
+    return block(config, layer, index, h_BTD, x_BTD, turn, *seen)
 
   return _through(weights, token_BT, taps, apply)
 

@@ -212,6 +212,24 @@ def chosen(ranks: Any, size: int | None, vocab: int) -> np.ndarray:
   return np.sort(ids[:size]).astype(np.int32)
 
 
+def cut(ranks: Any, size: int | None, vocab: int) -> Ranks:
+  """`chosen` as a file's content, with what is known of it.
+
+  A list without counts gets falling ones, which keep its order.
+  """
+  id_I = chosen(ranks, size, vocab)
+  if isinstance(ranks, (str, os.PathLike)):
+    ranks = load_ranks(ranks)
+  if isinstance(ranks, Ranks):
+    kept = np.isin(ranks.id_I, id_I)
+    return dataclasses.replace(
+      ranks, id_I=ranks.id_I[kept], count_I=ranks.count_I[kept]
+    )
+  place = {id: i for i, id in enumerate(_distinct(ranks).tolist())}
+  count_I = np.asarray([len(place) - place[i] for i in id_I.tolist()], np.int64)
+  return Ranks(id_I=id_I, count_I=count_I)
+
+
 def _distinct(ids: Any) -> np.ndarray:
   """int64[I]: each id once, where it stood first."""
   try:

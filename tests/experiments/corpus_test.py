@@ -3,9 +3,13 @@
 import types
 
 import pytest
+from byte_lm_fixture import FOLDER
 
-from experiments.corpus import check_files, encoded
+from experiments.corpus import check_files, encoded, responses
+from experiments.make_corpus import Making, make
 from experiments.rank_tokens import must_have
+from specjax.text import load_tokenizer
+from specjax.weights.safetensors import read_config
 
 FIELDS = ['question', 'answer']
 
@@ -18,6 +22,20 @@ def test_all_named_fields_count(tmp_path):
   second.write_text('{"answer": "d", "question": 1}\n{"question": "e"}')
   got = list(encoded([first, second], FIELDS, list))
   assert got == [['a', 'b'], ['c'], ['d'], ['e']]
+
+
+def test_of_a_corpus_the_responses_count(tmp_path):
+  """With their end, and nothing of the prompts."""
+  path, folder = tmp_path / 'a.jsonl', str(tmp_path / 'made')
+  path.write_text('{"prompt": "xyz", "answer": "ab"}\n')
+  target = FOLDER / 'target'
+  make(Making(prompts=str(path), out=folder, target=str(target), answers=True))
+  tokenizer = load_tokenizer(target)
+  got = list(responses([folder], read_config(target), tokenizer))
+  assert got == [[97, 98, tokenizer.eos_ids[0]]]
+  check_files([folder], str(tmp_path / 'out'), folders=True)
+  with pytest.raises(ValueError, match='no corpus'):
+    check_files([folder], str(tmp_path / 'out'))
 
 
 @pytest.mark.parametrize('line', ['{"prompt": "x"}', '[1]', '{"answer": "cut'])

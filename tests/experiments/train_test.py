@@ -14,12 +14,14 @@ import specjax
 from experiments import drafters, logs, run, shapes, train
 from experiments.held_out import HeldOut
 from experiments.make_corpus import Making, make
+from specjax import packaged
 from specjax.methods import dflash, draft_model, eagle3, jetspec, treeflash
 from specjax.models.config import from_hf, tiny, to_hf
 from specjax.training import loop
 from specjax.training.objectives import block
 from specjax.training.step import Optimizer
 from specjax.vocab.fr_spec import FrSpec
+from specjax.vocab.ranks import chosen
 from specjax.weights.files import read_settings
 
 pytestmark = pytest.mark.usefixtures('quick_compiles')
@@ -110,12 +112,28 @@ def test_stored_layers_are_those_that_the_drafter_reads(tmp_path, corpus):
 def test_a_ranked_list_is_trained_on(tmp_path, corpus, prompts):
   """Only listed tokens are drafted, in training and in looking."""
   held = HeldOut(prompts=prompts, limit=2, max_new_tokens=6, batch=2)
-  ranks = tuple(range(97, 123))
-  trained(
-    tmp_path, corpus, vocab=FrSpec(ranks=ranks), held_out=held, name='few'
-  )
+  ranks = (*range(110, 123), *range(97, 110))
+  vocab = FrSpec(ranks=ranks, size=20)
+  out = trained(tmp_path, corpus, vocab=vocab, held_out=held, name='few')
   rows = run.read_rows(tmp_path / 'run_few' / logs.ROWS)
-  assert rows[0]['ce'] < np.log(len(ranks)) + 1.5 < np.log(CONFIG.vocab)
+  assert rows[0]['ce'] < np.log(20) + 1.5 < np.log(CONFIG.vocab)
+  # The folder says what was trained on, to `load` and to another training.
+  kept = specjax.load(TARGET, 'dflash', out).params.drafter.id_V
+  assert kept.tolist() == sorted(ranks[:20])
+  assert drafters.vocab_of(None, out) == FrSpec(ranks=out / packaged.RANKS)
+  whole = specjax.load(TARGET, 'dflash', out, vocab='full')
+  assert not hasattr(whole.params.drafter, 'id_V')
+  fewer = FrSpec(ranks=out / packaged.RANKS, size=3)
+  assert chosen(fewer.ranks, 3, 260).tolist() == sorted(ranks[:3])
+
+
+def test_eagle3_has_a_head_of_its_list(tmp_path):
+  shape = shapes.Eagle3(vocab=FrSpec(ranks=[9, 5, 7], size=2))
+  build = functools.partial(eagle3.build, width=2, nodes=3, depth=2)
+  start = drafters.begin(shape, build, load().params.target, 0)
+  drafters.save(tmp_path, start.method, start.config, start.init(), 'float32')
+  head = specjax.load(TARGET, build, tmp_path).params.drafter
+  assert head.id_V.tolist() == [5, 9]
 
 
 @pytest.mark.parametrize(

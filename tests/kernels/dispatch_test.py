@@ -115,7 +115,8 @@ class TestByName:
   def test_shapes_are_refused_with_those_that_can(self):
     args = attention_args(dtype='float32')
     with pytest.raises(
-      NotImplementedError, match=r'mosaic_gpu: dtype float32.*triton, tpu, xla'
+      NotImplementedError,
+      match=r'mosaic_gpu: dtype float32.*triton, tpu, cpu, xla',
     ):
       jax.eval_shape(functools.partial(attend, backend='mosaic_gpu'), *args)
 

@@ -65,10 +65,8 @@ def read(
   """
 
   def block(i, layer, h_BTI, x_BTD, turn):
-    old = jax.tree.map(lambda x: x[i], (cache, earlier))
-    return block_lib.block(
-      s.config, layer, h_BTI, x_BTD, turn, *old, length_B, mask_BTN
-    )
+    seen = cache, earlier, length_B, mask_BTN
+    return block_lib.block(s.config, layer, i, h_BTI, x_BTD, turn, *seen)
 
   out = through(s, params, target, fused_BTD, token_BT, position_BT, block)
   return out.replace(rows=block_lib.once_over(out.rows, out.hidden_BTD))
