@@ -30,13 +30,11 @@ if importlib.util.find_spec('specjax') is None:  # on Colab, say
   subprocess.run(pip, check=True)
 
 # %%
-import itertools
-
 import jax
 import matplotlib.pyplot as plt
-import numpy as np
 
 import specjax
+from experiments.figures.tree import draw
 from specjax import tree_ops
 from specjax.decode import round as round_lib
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
@@ -103,41 +101,8 @@ print('bonus ', repr(decoder.tokenizer.decode(verdict.bonus_B.tolist())))
 
 
 # %%
-def draw(axes, tree, verdict):
-  """The tree from its root down, the accepted path in colour."""
-  fields = tree.token_BN, tree.parent_BN, tree.depth_BN, tree.logq_BN
-  token, parent, depth, logq = (np.asarray(x)[0] for x in fields)
-  nodes = np.flatnonzero(tree.valid_BN[0])
-  path = verdict.path_BP[0, : verdict.length_B[0]].tolist()
-  leaves, across = itertools.count(), {}
-
-  def place(node):
-    """A leaf beside the last one; a parent in the middle of its children."""
-    below = [place(n) for n in nodes[1:] if parent[n] == node]
-    across[node] = sum(below) / len(below) if below else next(leaves)
-    return across[node]
-
-  def mark(x, y, token, note, colour):
-    label = repr(decoder.tokenizer.decode([int(token)]))
-    box = dict(boxstyle='round', facecolor=colour, edgecolor='0.5')
-    axes.text(x, y, f'{label}\n{note}', bbox=box, fontsize=7, ha='center')
-
-  place(0)
-  for n in nodes:
-    kept = n in path
-    ends = [across[n], across[parent[n]]], [-depth[n], -depth[parent[n]]]
-    axes.plot(*ends, color='tab:green' if kept else '0.8', zorder=0)
-    note = 'root' if n == 0 else f'{np.exp(logq[n]):.2f}'
-    colour = 'palegreen' if kept else 'white'
-    mark(across[n], -depth[n], token[n], note, colour)
-  x, y = across[path[-1]] + 0.5, -depth[path[-1]] - 1
-  axes.plot([across[path[-1]], x], [1 + y, y], ':', color='tab:orange')
-  mark(x, y, verdict.bonus_B[0], 'bonus', 'moccasin')
-  axes.set_axis_off()
-
-
 figure, axes = plt.subplots(figsize=(9, 7), layout='constrained')
-draw(axes, tree, verdict)
+draw(axes, tree, verdict, lambda token: repr(decoder.tokenizer.decode([token])))
 axes.set_title('A round: probabilities of prefixes by the drafter')
 plt.show()
 

@@ -74,7 +74,7 @@ def write(plot: Plot, marks: Sequence[Mark], folder: pathlib.Path) -> None:
     'pdf': {'CreationDate': None, 'Producer': None, 'Creator': None},
     'png': {'Software': None},
   }
-  with _styled():
+  with styled():
     figure = drawn(plot, marks)
     for kind in KINDS:
       with replacing(folder / f'{plot.name}.{kind}') as part:
@@ -87,7 +87,7 @@ def drawn(plot: Plot, marks: Sequence[Mark]) -> Any:
   Raises:
     ValueError: matplotlib is not installed.
   """
-  with _styled():
+  with styled():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -99,7 +99,7 @@ def drawn(plot: Plot, marks: Sequence[Mark]) -> Any:
 
 
 @contextlib.contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
   """The style file on matplotlib's defaults, whatever this user has set."""
   try:
     import matplotlib.style
