@@ -156,7 +156,7 @@ def _load(texts: Sequence[str]) -> tuple[Peers, Row]:
   variants, drafters = list(map(_variant, _METHODS.value)), _drafters()
   device, theirs = run.device(), hf_generate.versions()
   target, assistant = _folders(device)
-  decoders = load_all(variants, str(_TARGET.value), drafters, 'float32')
+  decoders = load_all(variants, _TARGET.value, drafters, 'float32')
   plain = decoders[PLAIN]
   stop_ids, _ = plain.ends(None, ())
   settings = {

@@ -25,12 +25,17 @@ class Scorer:
   """References by prompt, as math-verify reads them."""
 
   references: Sequence[Any]
+  # math-verify gives up after seconds; equal texts are scored alike even so.
+  known: dict[tuple[int, str], bool] = dataclasses.field(default_factory=dict)
 
   def __call__(self, prompt: int, text: str) -> bool:
     """Does a text answer the prompt of this number as its reference does?"""
     from math_verify import parse, verify
 
-    return verify(self.references[prompt], parse(boxed(text)))
+    if (prompt, text) not in self.known:
+      found = verify(self.references[prompt], parse(boxed(text)))
+      self.known[prompt, text] = found
+    return self.known[prompt, text]
 
 
 def load(source: str, *, limit: int | None = None) -> Scorer:

@@ -71,6 +71,20 @@ def test_each_prompt_has_its_own(scorer):
   assert [right(i, 'It is 2.') for i in range(2)] == [False, True]
 
 
+def test_equal_texts_are_scored_once(scorer, monkeypatch):
+  """Catches a text that counts for one method and, timed out, not for another;
+  and one prompt's score taken for another's."""
+  import math_verify
+
+  right, verify = scorer('#### 1', '#### 2'), math_verify.verify
+  texts = []
+  monkeypatch.setattr(
+    math_verify, 'verify', lambda a, b: texts.append(b) or verify(a, b)
+  )
+  assert [right(i, 'It is 2.') for i in (0, 1, 0, 1)] == [False, True] * 2
+  assert len(texts) == 2
+
+
 def test_said_before_anything_is_decoded(scorer, tmp_path, monkeypatch):
   with pytest.raises(ValueError, match=r'prompt 2 .* no number or formula'):
     scorer('#### 1', ' ')
