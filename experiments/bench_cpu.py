@@ -5,7 +5,7 @@
 
 Every line is the median of turns A B A B ..., with its range, of float32 at
 batch 1. Absolute times of a shared machine mean little, so only ratios carry a
-goal. The lines against transformers need the extra `record`; without it they
+goal. The lines against transformers need the extra `peers`; without it they
 are left out and said to be.
 """
 
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 import specjax
-from experiments import run
+from experiments import hf_generate, run
 from experiments.plain_loop import plain_greedy
 from experiments.prompts import as_messages, read_prompts, to_ask
 from experiments.states import after_prompt
@@ -174,26 +174,10 @@ def _one_pass(weights, count: int = 12):
 
 def _transformers(target: pathlib.Path, ids: list[int], new: int):
   try:
-    import torch
-    from transformers import AutoModelForCausalLM
+    generate = hf_generate.generator(hf_generate.load(target), new)
   except ImportError:
     return None
-  model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-  model.generation_config.eos_token_id = None
-  tokens = torch.tensor([ids])
-
-  def job():
-    with torch.inference_mode():
-      out = model.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=new,
-        do_sample=False,
-        pad_token_id=0,
-      )
-    return out[0, len(ids) :].tolist()
-
-  return job
+  return lambda: generate(ids)
 
 
 def _row(name: str, over: list[float], under: list[float], goal: str | None):

@@ -1,13 +1,10 @@
-"""Prompts of a corpus, and their answers: a file, or a data set of the hub."""
+"""Prompts of a corpus: a file, or a data set of the hub."""
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 from experiments.prompts import BUILTIN, read_prompts
-
-ANSWER = 'answer'
 
 
 def read_source(
@@ -29,27 +26,6 @@ def read_source(
   return path, read_prompts(
     source if source in BUILTIN else str(path), limit=limit
   )
-
-
-def read_answers(path: pathlib.Path, limit: int | None) -> list[str]:
-  """The field `answer` of each line, as far as prompts are read.
-
-  Raises:
-    ValueError: a line without one, by number.
-  """
-  answers = []
-  with path.open(encoding='utf-8') as file:
-    for number, line in enumerate(file, start=1):
-      if len(answers) == limit:
-        break
-      answer = json.loads(line).get(ANSWER)  # its prompt was read from it
-      if not isinstance(answer, str) or not answer:
-        raise ValueError(
-          f'{path}, line {number} has no text in the field {ANSWER!r}; leave '
-          '--answers out to let the target answer.'
-        )
-      answers.append(answer)
-  return answers
 
 
 def _is_hub_id(source: str) -> bool:

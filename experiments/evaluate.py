@@ -17,10 +17,11 @@ from typing import Any
 import tqdm
 from absl import app
 
-from experiments import run
+from experiments import run, scoring
 from experiments.lineup import Builder, Variant, load_all, opened
 from experiments.measure import Bench, measure
 from experiments.prompts import read_prompts, to_ask
+from experiments.scoring import Scorer
 from experiments.summary import PLAIN, as_table, summarise
 
 METRICS = 'metrics.jsonl'
@@ -48,6 +49,7 @@ def evaluate(
   batch: int = 1,
   repeats: int = 1,
   pad: bool = True,
+  score: bool = False,
   dtype: str = 'auto',
 ) -> list[dict[str, Any]]:
   """Decodes every prompt with plain decoding and with each method.
@@ -70,6 +72,7 @@ def evaluate(
     repeats: timed decodings of each prompt by each method; the median counts.
     pad: room for the longest prompt in every call, so that a method compiles
       once; else short prompts get smaller programs, which are a bit faster.
+    score: also tell which answers are right, see `experiments.scoring`.
     dtype: of weights and compute.
 
   Returns:
@@ -81,6 +84,7 @@ def evaluate(
     if settings[name] < 1:
       raise ValueError(f'{name} is {settings[name]}; it must be at least 1.')
   texts = read_prompts(prompts, limit=limit)
+  right = scoring.load(prompts, limit=limit) if score else None
   decoders = load_all(methods, target, drafters or {}, dtype)
   folder = pathlib.Path(run_dir)
   constants = opened(folder, settings, methods, decoders)
@@ -98,14 +102,16 @@ def evaluate(
     repeats=repeats,
     constants=constants,
   )
-  rows = _measure_all(bench, folder / METRICS, batch)
+  rows = _measure_all(bench, folder / METRICS, batch, right)
   rows.sort(key=lambda row: list(decoders).index(row['label']))
   summaries = summarise(rows)
   run.write_rows(folder / SUMMARY, summaries)
   return summaries
 
 
-def _measure_all(bench: Bench, path: pathlib.Path, batch: int) -> list[Any]:
+def _measure_all(
+  bench: Bench, path: pathlib.Path, batch: int, right: Scorer | None
+) -> list[Any]:
   """All rows, those of an earlier start included."""
   count = len(bench.prompts)
   rows = run.read_rows(path)
@@ -113,6 +119,8 @@ def _measure_all(bench: Bench, path: pathlib.Path, batch: int) -> list[Any]:
     for first in range(0, count, batch):
       part = range(first, min(first + batch, count))
       made = measure(bench, part, rows)
+      for row in made if right else ():
+        row['right'] = right(row['prompt'], row['text'])
       run.append_rows(path, made)
       rows += made
       bar.update(len(part))

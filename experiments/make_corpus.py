@@ -25,8 +25,8 @@ from absl import app, flags
 
 import specjax
 from experiments import run
-from experiments.corpus_prompts import read_answers, read_source
-from experiments.prompts import as_messages
+from experiments.corpus_prompts import read_source
+from experiments.prompts import as_messages, read_answers
 from experiments.respond import Decoded, Given
 from specjax import packaged
 from specjax import text as text_lib
@@ -163,7 +163,9 @@ def plan(
 def _given(making: Making, path: pathlib.Path) -> tuple[Given, dict[str, Any]]:
   """The file's answers; facts of a corpus that no target wrote."""
   folder = packaged.target_folder(making.target)
-  answers = read_answers(path, making.limit)
+  answers = read_answers(
+    str(path), limit=making.limit, without='leave --answers out'
+  )
   fill = Given(
     config=read_config(folder),
     tokenizer=text_lib.load_tokenizer(folder),

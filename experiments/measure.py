@@ -51,7 +51,7 @@ def measure(bench: Bench, part: range, rows: Sequence[Row]) -> list[Row]:
     if any((label, i) not in have for i in part)
   ]
   for label in labels:
-    _warm_up(bench, label, part)
+    warm_up(bench, label, part)
   outs: dict[str, list[Generation]] = {label: [] for label in labels}
   for repeat in range(bench.repeats):
     turn = (part.start + repeat) % max(len(labels), 1)
@@ -71,7 +71,7 @@ def measure(bench: Bench, part: range, rows: Sequence[Row]) -> list[Row]:
   return made
 
 
-def _warm_up(bench: Bench, label: str, part: range) -> None:
+def warm_up(bench: Bench, label: str, part: range) -> None:
   """Compiles and runs what this batch needs, where it is new."""
   settings, method = bench.generate, bench.decoders[label].method
   longest = max(settings['pad_to'], *(len(bench.prompts[i]) for i in part))

@@ -19,9 +19,13 @@ from absl import app
 from experiments import run, tables
 from experiments.breakdown import PARTS, breakdown
 from experiments.evaluate import evaluate
+from experiments.summary import with_right
 
 CONFIG = 'experiments/configs/table.gin'
-HEAD = ('method', 'nodes', 'mean accepted [95%]', 'tok/s', 'x ar [95%]', *PARTS)
+HEAD = (
+  *('method', 'nodes', 'mean accepted [95%]', 'tok/s', 'x ar [95%]', 'equal'),
+  *PARTS,
+)
 
 
 def methods_table(
@@ -70,16 +74,18 @@ def as_markdown(
   lines = [HEAD]
   for row in times:
     s = measured.get(row['label'])
-    figures = ('-',) * 3
+    figures = ('-',) * 4
     if s is not None:
       accepted, faster = (
         f'{s[name]:.2f} [{s[f"{name}_low"]:.2f}, {s[f"{name}_high"]:.2f}]'
         for name in ('mean_accepted', 'speed_up')
       )
-      figures = (accepted, f'{s["tokens_per_s"]:.0f}', faster)
+      equal = f'{s["texts_equal"]}/{s["prompts"]}'
+      figures = (accepted, f'{s["tokens_per_s"]:.0f}', faster, equal)
     shares = (f'{row[f"{part}_share"]:.0%}' for part in PARTS)
     lines.append((row['label'], str(row['nodes']), *figures, *shares))
-  return tables.as_markdown(lines)
+  summaries = [measured.get(row['label'], {}) for row in times]
+  return tables.as_markdown(with_right(lines, summaries))
 
 
 def show() -> None:

@@ -19,7 +19,7 @@ from experiments.breakdown import breakdown
 from experiments.concurrency import concurrency
 from experiments.evaluate import evaluate
 from experiments.lineup import Variant
-from experiments.summary import PLAIN
+from experiments.summary import PLAIN, with_right
 from specjax import api
 from specjax.vocab.evospec import EvoSpec
 from specjax.vocab.fr_spec import FrSpec
@@ -233,9 +233,8 @@ def overview(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Lines of a terminal's table: what was gained, where and how surely."""
   head = 'target what method T accepted tok/s x_ar 95%/range equal'
   lines = [head.split()]
+  rows = [row for row in rows if row['table'] != 'split']
   for row in rows:
-    if row['table'] == 'split':
-      continue
     served = row['table'] == 'throughput'
     over = 'over_plain' if served else 'speed_up'
     low, high = (row[f'{over}_{end}'] for end in ('low', 'high'))
@@ -254,4 +253,4 @@ def overview(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         '/'.join(str(row[name]) for name in same),
       ]
     )
-  return lines
+  return with_right(lines, rows)

@@ -11,6 +11,7 @@ BUILTIN = {
   'gsm8k_test_20': pathlib.Path(__file__).parent / 'data/gsm8k_test_20.jsonl',
 }
 FIELD = 'prompt'
+ANSWER = 'answer'
 
 
 def read_prompts(source: str, *, limit: int | None = None) -> list[str]:
@@ -23,6 +24,27 @@ def read_prompts(source: str, *, limit: int | None = None) -> list[str]:
   Raises:
     ValueError: names what is missing, or the line that cannot be read.
   """
+  return _read(source, FIELD, limit, f'expected {{"{FIELD}": "..."}}')
+
+
+def read_answers(
+  source: str, *, limit: int | None = None, without: str
+) -> list[str]:
+  """The `answer` field of each line, as `read_prompts` reads the other one.
+
+  Args:
+    source: with the next as for `read_prompts`.
+    limit: read so many lines at most.
+    without: what to do where there are none, for the error.
+
+  Raises:
+    ValueError: names what is missing, or the line that cannot be read.
+  """
+  return _read(source, ANSWER, limit, without)
+
+
+def _read(source: str, field: str, limit: int | None, hint: str) -> list[str]:
+  """A field of each line."""
   if limit is not None and limit < 1:
     raise ValueError(f'limit is {limit}; it must be at least 1, or None.')
   path = BUILTIN.get(source) or pathlib.Path(source).expanduser()
@@ -30,15 +52,15 @@ def read_prompts(source: str, *, limit: int | None = None) -> list[str]:
     raise ValueError(
       f'prompts {source!r} are neither a file nor one of {sorted(BUILTIN)}.'
     )
-  prompts = []
+  texts = []
   with path.open('rb') as file:
     for number, line in enumerate(file, start=1):
-      if len(prompts) == limit:
+      if len(texts) == limit:
         break
-      prompts.append(_prompt_of(line, f'{path}, line {number}'))
-  if not prompts:
+      texts.append(_text_of(line, field, f'{path}, line {number}', hint))
+  if not texts:
     raise ValueError(f'{path} holds no line.')
-  return prompts
+  return texts
 
 
 def as_messages(prompt: str) -> list[dict[str, str]]:
@@ -51,15 +73,12 @@ def to_ask(prompts: Sequence[str], chat: bool = True) -> list[Any]:
   return [as_messages(prompt) if chat else prompt for prompt in prompts]
 
 
-def _prompt_of(line: bytes, where: str) -> str:
+def _text_of(line: bytes, field: str, where: str, hint: str) -> str:
   try:
     record = json.loads(line)
   except ValueError as error:  # not UTF-8, or not JSON
     raise ValueError(f'{where} is not JSON in UTF-8: {error}.') from None
-  prompt = record.get(FIELD) if isinstance(record, dict) else None
-  if not isinstance(prompt, str) or not prompt:
-    raise ValueError(
-      f'{where} has no text in the field {FIELD!r}; expected '
-      f'{{"{FIELD}": "..."}}.'
-    )
-  return prompt
+  text = record.get(field) if isinstance(record, dict) else None
+  if not isinstance(text, str) or not text:
+    raise ValueError(f'{where} has no text in the field {field!r}; {hint}.')
+  return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.tables import aligned
@@ -18,6 +18,7 @@ PER_PROMPT = (
   'text',
   'walks',
   'equal',
+  'right',
 )
 
 
@@ -67,6 +68,7 @@ def _summary(group, plain, seed: int) -> dict[str, Any]:
     'speed_up_low': slowest,
     'speed_up_high': fastest,
     'texts_equal': sum(column(group, 'equal')),
+    **({'right': sum(column(group, 'right'))} if 'right' in group[0] else {}),
   }
 
 
@@ -99,4 +101,22 @@ def as_table(summaries: Sequence[dict[str, Any]]) -> str:
         f'{s["texts_equal"]}/{s["prompts"]}',
       ]
     )
-  return aligned(lines)
+  return aligned(with_right(lines, summaries))
+
+
+def with_right(
+  lines: Sequence[Sequence[str]], summaries: Sequence[Mapping[str, Any]]
+) -> list[list[str]]:
+  """A table's lines, with the share of right answers behind where scored.
+
+  Args:
+    lines: the head, and one per summary.
+    summaries: their rows; {} for a line that was not decoded.
+  """
+  if not any('right' in s for s in summaries):
+    return list(map(list, lines))
+  shares = [
+    f'{s["right"]}/{s["prompts"]}' if 'right' in s else '-' for s in summaries
+  ]
+  cells = ['right', *shares]
+  return [[*line, x] for line, x in zip(lines, cells, strict=True)]

@@ -110,12 +110,12 @@ class TestArrows:
   def test_references_are_for_recorders(self):
     """Tests run without torch: it only records what they compare with.
 
-    The benchmark against it is the one other place.
+    Benchmarks against it find it in one place.
     """
     for path in sources('tests') + sources('experiments'):
       tops = {name.split('.')[0] for name in imports(path.read_text())}
       recorder = path.parent.name == 'goldens' and path.name[:7] == 'record_'
-      if not recorder and path.name != 'bench_cpu.py':
+      if not recorder and path.name != 'hf_generate.py':
         assert not tops & REFERENCES, path
 
 
