@@ -19,10 +19,10 @@ from typing import Any
 
 from absl import app
 
-from experiments import run
+from experiments import paper_study, run
 from experiments.concurrency_summary import pays
 from experiments.paper_tables import Table, facts, overview
-from experiments.tables import aligned
+from experiments.tables import aligned, as_markdown
 
 ROWS = 'rows.jsonl'
 CONFIG = 'experiments/configs/paper/math500_speedup.gin'
@@ -33,8 +33,8 @@ def paper(*, run_dir: str | pathlib.Path, table: Table) -> list[dict[str, Any]]:
 
   Args:
     run_dir: made, or gone on with if it was made with the same settings.
-    table: one of `paper_tables`; what is not named there is bound to
-      `evaluate`, `breakdown` and `concurrency` themselves.
+    table: one of `paper_tables`, or a `paper_study.Study`; what is not named
+      there is bound to `evaluate`, `breakdown` and `concurrency` themselves.
 
   Returns:
     The rows for figures.
@@ -53,7 +53,10 @@ def paper(*, run_dir: str | pathlib.Path, table: Table) -> list[dict[str, Any]]:
 def show() -> None:
   """Flags to `paper`, and its table."""
   folder, rows = run.configured(paper)
-  print(aligned(overview(rows), left=3))
+  studied = paper_study.table(rows)
+  print(
+    as_markdown(studied) if studied[1:] else aligned(overview(rows), left=3)
+  )
   served = [row for row in rows if row['table'] == 'throughput']
   for target in dict.fromkeys(row['target'] for row in served):
     print(f'\n{target}, by concurrent requests on this device:')

@@ -109,15 +109,15 @@ class SpeedUp:
       given = dict(target=target.path, methods=target.variants(self.budgets))
       for temperature in self.temperatures:
         part = folder / f'{target.name}-T{temperature:g}'
-        yield _named(
+        yield named(
           'speedup',
           target,
-          _bound(evaluate)(run_dir=part, temperature=temperature, **given),
+          bound(evaluate)(run_dir=part, temperature=temperature, **given),
         )
       if self.split:
         part = folder / f'{target.name}-split'
-        rows = _bound(breakdown)(run_dir=part, temperature=0.0, **given)
-        yield _named('split', target, rows)
+        rows = bound(breakdown)(run_dir=part, temperature=0.0, **given)
+        yield named('split', target, rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,13 +136,13 @@ class Throughput:
 
   def measure(self, folder: pathlib.Path) -> Iterator[Rows]:
     for target in self.targets:
-      rows = _bound(concurrency)(
+      rows = bound(concurrency)(
         run_dir=folder / target.name,
         target=target.path,
         methods=target.variants(self.budgets),
         concurrencies=self.concurrencies,
       )
-      yield _named('throughput', target, rows)
+      yield named('throughput', target, rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class Vocabulary:
         )
         for label, (whole, size, buffer) in cut.items()
       ]
-      rows = _bound(evaluate)(
+      rows = bound(evaluate)(
         run_dir=folder / target.name,
         target=target.path,
         methods=[*target.variants(self.budgets), *limited],
@@ -184,7 +184,7 @@ class Vocabulary:
       for row in rows:
         _, size, buffer = cut.get(row['label'], (None, None, None))
         row |= {'list': size, 'buffer': buffer or None}
-      yield _named('vocabulary', target, rows)
+      yield named('vocabulary', target, rows)
 
 
 def _vocabulary(target: Target, size: int, buffer: int) -> Any:
@@ -209,12 +209,12 @@ def _builder(name: str) -> Callable[..., Any]:
     return build
 
 
-def _bound(function: Callable[..., Any]) -> Callable[..., Any]:
+def bound(function: Callable[..., Any]) -> Callable[..., Any]:
   """A script's function with what gin binds to it, such as its prompts."""
   return gin.get_configurable(function)
 
 
-def _named(table: str, target: Target, rows: Sequence[Mapping]) -> Rows:
+def named(table: str, target: Target, rows: Sequence[Mapping]) -> Rows:
   """Rows as figures take them."""
   called = lambda label: label.partition(':')[2].rpartition('-')[0] or None
   return [

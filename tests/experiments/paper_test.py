@@ -12,6 +12,7 @@ from experiments import (
   evaluate,
   lineup,
   paper,
+  paper_study,
   paper_tables,
   run,
 )
@@ -246,3 +247,73 @@ def test_full_size_files_name_what_is_published():
     with (DATA / f'{name}.csv').open(newline='') as file:
       known = {row['target'] for row in csv.DictReader(file)}
     assert {target.name for target in table.targets} <= known
+
+
+class TestStudy:
+  """A model studied whole: acceptance over many prompts, speed over few."""
+
+  STUDY = """
+from __gin__ import dynamic_registration
+from experiments import evaluate
+from experiments import paper
+from experiments import paper_study
+paper.paper.table = @paper_study.Study()
+paper_study.Study.laws = [
+    @paper_study.Law(), @plain/paper_study.Law(), @noise/paper_study.Law()
+]
+plain/paper_study.Law.temperature = 1.0
+plain/paper_study.Law.coupled = False
+noise/paper_study.Law.temperature = 1.0
+paper_study.Study.prompts = {'sums': 'a', 'words': 'b'}
+paper_study.Study.budgets = {'dflash': [4], 'lookup': [3]}
+evaluate.evaluate.chat = False
+evaluate.evaluate.stop_at_end = False
+"""
+
+  def measure(self, tmp_path, *params):
+    path = tmp_path / 'study.gin'
+    path.write_text(self.STUDY)
+    run.parse([str(path)], [f'paper_study.Study.{p}' for p in params])
+    return gin.get_configurable(paper.paper)(run_dir=tmp_path / 'run')
+
+  def test_cells_and_their_table(self, tmp_path):
+    rows = self.measure(tmp_path, 'many = 2', 'batch = 2', 'few = 2')
+    lines = paper_study.table(rows)
+    assert len(lines) == 1 + 2 * 3 * 3
+    laws = [(line[0], line[1]) for line in lines[1::3]]
+    assert laws == [
+      (name, law)
+      for name in ('sums', 'words')
+      for law in ('0', '1 uncoupled', '1 coupled')
+    ]
+    dflash = next(line for line in lines if line[2] == 'dflash')
+    # Two rounds of two tokens against four rounds; all texts of both runs.
+    assert dflash[3:] == [
+      *('4', '2.00 [2.00, 2.00]', '2.00', '4.0', '2.00 [2.00, 2.00]', '4/4')
+    ]
+    before = sorted(p for p in (tmp_path / 'run').rglob('*') if p.is_file())
+    assert self.measure(tmp_path, 'many = 2', 'batch = 2', 'few = 2') == rows
+    after = sorted(p for p in (tmp_path / 'run').rglob('*') if p.is_file())
+    assert before == after
+
+  def test_only_what_can_be_coupled_is_told(self):
+    target = paper_tables.Target()
+    made = paper_study._variants(target, {'dflash': [4], 'lookup': [3]}, False)
+    told = [v.method.keywords.get('coupled') for v in made]
+    assert told == [False, None]
+
+  @pytest.mark.parametrize(
+    ('params', 'message'),
+    [
+      (['prompts = {}'], 'no prompts'),
+      (['few = 0'], 'few is 0'),
+      (['targets = []'], 'no targets'),
+    ],
+  )
+  def test_what_cannot_be(self, tmp_path, params, message):
+    with pytest.raises(ValueError, match=message):
+      self.measure(tmp_path, *params)
+
+  def test_a_law_that_is_none(self):
+    with pytest.raises(ValueError, match='temperature is -1'):
+      paper_study.Law(temperature=-1)
