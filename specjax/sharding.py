@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -163,16 +164,14 @@ def placed(tree: Any, mesh: Mesh | None, head_dim: int) -> Any:
   if mesh is None:
     return tree
   plans = planned(tree, mesh, head_dim)
-  return jax.device_put(tree, jax.tree.map(lambda x: x.sharding, plans))
+  return jax.tree.map(lambda x, plan: _put(x, plan.sharding), tree, plans)
 
 
 def placed_rows(tree: Any, mesh: Mesh | None) -> Any:
   """Arrays that begin with the batch, which is split where that is even."""
   if mesh is None:
     return tree
-  put = lambda x: jax.device_put(
-    x, NamedSharding(mesh, spec_of('B', x.shape[:1], mesh))
-  )
+  put = lambda x: _put(x, NamedSharding(mesh, spec_of('B', x.shape[:1], mesh)))
   return jax.tree.map(put, tree)
 
 
@@ -203,6 +202,23 @@ def on_host(tree: Any) -> Any:
   ):
     return jax.device_get(tree)
   return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def _put(x: Any, sharding: NamedSharding) -> Any:
+  """`jax.device_put`, also where other processes hold some of the devices.
+
+  There it wants keys in another form, and compares what processes give array by
+  array; here each of them is trusted to give the same.
+  """
+  if sharding.is_fully_addressable:
+    return jax.device_put(x, sharding)
+  if not x.is_fully_addressable:
+    return jax.jit(lambda x: x, out_shardings=sharding)(x)
+  if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    words = _put(jax.random.key_data(x), sharding)
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+  content = np.asarray(x)
+  return jax.make_array_from_callback(x.shape, sharding, content.__getitem__)
 
 
 def _legend(path: Any) -> str:
