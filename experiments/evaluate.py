@@ -49,6 +49,7 @@ def evaluate(
   repeats: int = 1,
   pad: bool = True,
   dtype: str = 'auto',
+  mesh: Any = None,
 ) -> list[dict[str, Any]]:
   """Decodes every prompt with plain decoding and with each method.
 
@@ -71,6 +72,7 @@ def evaluate(
     pad: room for the longest prompt in every call, so that a method compiles
       once; else short prompts get smaller programs, which are a bit faster.
     dtype: of weights and compute.
+    mesh: several devices, see `sharding.make_mesh`; None is one.
 
   Returns:
     One summary row per method, plain decoding first.
@@ -81,7 +83,8 @@ def evaluate(
     if settings[name] < 1:
       raise ValueError(f'{name} is {settings[name]}; it must be at least 1.')
   texts = read_prompts(prompts, limit=limit)
-  decoders = load_all(methods, target, drafters or {}, dtype)
+  decoders = load_all(methods, target, drafters or {}, dtype, mesh)
+  settings['mesh'] = None if mesh is None else dict(mesh.shape)
   folder = pathlib.Path(run_dir)
   constants = opened(folder, settings, methods, decoders)
   encode = lambda prompt: decoders[PLAIN].encode(prompt, thinking=thinking)

@@ -74,6 +74,7 @@ def load(
     raise ValueError(f'dtype is {dtype!r}; choose one of {", ".join(DTYPES)}.')
   check_whole(1, slots=slots)
   sharding.check_mesh(mesh)
+  mesh = None if mesh is None or mesh.size == 1 else mesh
   bound = _bound(method, nodes, options)
   folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
   config = _settings(folder, from_hf, (TypeError, ValueError))

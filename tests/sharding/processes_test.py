@@ -77,13 +77,7 @@ def test_two_processes_say_what_one_device_does(folder):
   }
   started = [
     subprocess.Popen(
-      [
-        sys.executable,
-        str(HERE / 'one_process.py'),
-        str(rank),
-        port,
-        str(folder),
-      ],
+      [sys.executable, script, str(rank), port, str(folder)],
       env=environment,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
