@@ -85,7 +85,6 @@ class TestLoad:
   @pytest.mark.parametrize(
     ('method', 'options'),
     [
-      ('dflash', {}),
       ('treeflash', {'nodes': 8, 'vocab': FrSpec(ranks=RANKS)}),
       ('dflash', {'vocab': EvoSpec(ranks=RANKS, buffer=16)}),
     ],

@@ -17,23 +17,23 @@ SETTINGS = {'max_new_tokens': 12, 'stop_ids': ()}
 
 
 def answers(folder: pathlib.Path, made=lambda **sizes: None) -> list:
-  """What each case says, decoded in one batch and served."""
+  """What each case says, decoded in one batch; and the first one, served."""
   import specjax
 
   found = []
   for target, method, sizes in CASES:
     drafter = folder / 'dflash' if method == 'dflash' else None
-    decoder = specjax.load(
-      folder / target, method, drafter, mesh=made(**sizes), slots=2
-    )
+    decoder = specjax.load(folder / target, method, drafter, mesh=made(**sizes))
     out = decoder.generate(PROMPTS, **SETTINGS, temperature=[0.0, 1.0, 0.0])
-    requests = [
-      specjax.Request(prompt=p, **SETTINGS, seed=i)
-      for i, p in enumerate(PROMPTS)
-    ]
-    events = list(decoder.serve(requests, context=64))
-    served = {e.id: e.result.tokens for e in events if e.result is not None}
-    found.append([out.tokens, out.accepted, [served[i] for i in range(3)]])
+    found.append([out.tokens, out.accepted])
+    if len(found) == 1:
+      events = decoder.serve(
+        [specjax.Request(prompt=p, **SETTINGS) for p in PROMPTS],
+        slots=2,
+        context=64,
+      )
+      served = {e.id: e.result.tokens for e in events if e.result is not None}
+      found.append([served[i] for i in range(len(PROMPTS))])
   return found
 
 

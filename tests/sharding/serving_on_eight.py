@@ -29,11 +29,12 @@ def results(decoder):
 
 class TestServing:
   @pytest.mark.parametrize(
-    ('mesh', 'name'), [((2, 4), 'even'), ((4, 1, 2), 'moe')]
+    ('mesh', 'name', 'method'),
+    [((2, 4), 'even', 'dflash'), ((4, 1, 2), 'moe', 'ar')],
   )
-  def test_texts_and_no_new_programs(self, mesh, name):
+  def test_texts_and_no_new_programs(self, mesh, name, method):
     """A row may end on any shard, and another begins there."""
-    one = fx.decoder(fx.CONFIGS[name], 'dflash')
+    one = fx.decoder(fx.CONFIGS[name], method)
     many = fx.on(sharding.make_mesh(*mesh), one)
     want, got = results(one), results(many)
     tell = lambda found: {
