@@ -10,7 +10,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from experiments import shapes
-from specjax import api
 from specjax.method import Binds, Method
 from specjax.models.config import ModelConfig
 from specjax.models.transformer import Weights
@@ -26,6 +25,7 @@ from specjax.weights.files import (
   write_json,
 )
 from specjax.weights.leaves import cast
+from specjax.weights.parts import load_drafter
 from specjax.weights.safetensors import save_tensors, stored_shapes
 
 
@@ -72,7 +72,7 @@ def _from_folder(folder: pathlib.Path, build, target: Weights) -> Start:
   method = build(target.config, {**config, 'tensors': stored})
 
   def init() -> Any:
-    params = api.load_drafter(method, folder, target.config, jnp.float32)
+    params = load_drafter(method.drafter, folder, target.config, jnp.float32)
     if isinstance(method.drafter, Binds):
       return method.drafter.bind(params, target)
     return params

@@ -51,6 +51,7 @@ def evaluate(
   pad: bool = True,
   score: bool = False,
   dtype: str = 'auto',
+  mesh: Any = None,
 ) -> list[dict[str, Any]]:
   """Decodes every prompt with plain decoding and with each method.
 
@@ -74,6 +75,7 @@ def evaluate(
       once; else short prompts get smaller programs, which are a bit faster.
     score: also tell which answers are right, see `experiments.scoring`.
     dtype: of weights and compute.
+    mesh: several devices, see `sharding.make_mesh`; None is one.
 
   Returns:
     One summary row per method, plain decoding first.
@@ -85,7 +87,8 @@ def evaluate(
       raise ValueError(f'{name} is {settings[name]}; it must be at least 1.')
   texts = read_prompts(prompts, limit=limit)
   right = scoring.load(prompts, limit=limit) if score else None
-  decoders = load_all(methods, target, drafters or {}, dtype)
+  decoders = load_all(methods, target, drafters or {}, dtype, mesh)
+  settings['mesh'] = None if mesh is None else dict(mesh.shape)
   folder = pathlib.Path(run_dir)
   constants = opened(folder, settings, methods, decoders)
   encode = lambda prompt: decoders[PLAIN].encode(prompt, thinking=thinking)

@@ -44,8 +44,9 @@ def load_all(
   target: str,
   drafters: Mapping[str, str],
   dtype: str,
+  mesh: Any = None,
 ) -> dict[str, Decoder]:
-  """Decoders by label.
+  """Decoders by label, all on one mesh or on one device.
 
   A method's label is its name, with the nodes where the name is there twice.
 
@@ -64,13 +65,13 @@ def load_all(
   ]
   _check(variants, drafters)
   count = collections.Counter(v.label for v in variants)
-  decoders = {PLAIN: api.load(target, PLAIN, dtype=dtype)}
+  decoders = {PLAIN: api.load(target, PLAIN, dtype=dtype, mesh=mesh)}
   for v in variants:
     if v.label == PLAIN:
       continue
     drafter = v.drafter or drafters.get(_name(v.method))
     options = {'vocab': v.vocab, 'scorer': v.scorer, 'dtype': dtype}
-    decoder = api.load(target, v.method, drafter, **options)
+    decoder = api.load(target, v.method, drafter, mesh=mesh, **options)
     shared = decoders[PLAIN].params.target
     decoder.params = decoder.params.replace(target=shared)
     label = v.label if count[v.label] == 1 else f'{v.label}-{decoder.nodes}'

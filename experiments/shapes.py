@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from specjax import api
 from specjax.checks import check_whole
 from specjax.drafters.eagle3.fresh import config_of, fresh
 from specjax.method import Method
@@ -17,6 +16,7 @@ from specjax.models.transformer import Weights
 from specjax.types import Array
 from specjax.vocab.fr_spec import FrSpec
 from specjax.vocab.ranks import chosen
+from specjax.weights.parts import load_drafter
 
 
 def spread(target_layers: int, count: int) -> list[int]:
@@ -86,10 +86,9 @@ class Block:
     if self.backbone is None:
       backbone = params.backbone.replace(norm_D=target.norm_D)
       return params.replace(backbone=backbone)
-    inner = dataclasses.replace(method, drafter=method.drafter.backbone)
-    folder = pathlib.Path(self.backbone)
+    inner, folder = method.drafter.backbone, pathlib.Path(self.backbone)
     return params.replace(
-      backbone=api.load_drafter(inner, folder, target.config, 'float32')
+      backbone=load_drafter(inner, folder, target.config, 'float32')
     )
 
 

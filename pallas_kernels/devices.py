@@ -39,12 +39,15 @@ class Device:
 def known() -> Device:
   """The device that the caller's program will be compiled for.
 
-  An abstract mesh names one (`as_if`), else `jax.default_device` does, else it
-  is the first real one.
+  A mesh names one, of devices that are there or not (`as_if`), else
+  `jax.default_device` does, else it is the first real one.
   """
   abstract = jax.sharding.get_abstract_mesh().abstract_device
   if abstract is not None:
-    return _device(abstract.platform, abstract.device_kind, None)
+    kind, first = abstract.device_kind, jax.devices()[0]
+    found = first if first.device_kind == kind else None
+    capability = getattr(found, 'compute_capability', None)
+    return _device(abstract.platform, kind, capability)
   default = jax.config.jax_default_device
   if isinstance(default, str):
     default = jax.devices(default)[0]

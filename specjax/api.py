@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import compile_cache, methods, packaged, text
+from specjax import compile_cache, methods, packaged, sharding, text
 from specjax.checks import check_whole, whole
 from specjax.decoder import Decoder
 from specjax.method import LearnedTree, Method, Vocabulary, bind
@@ -23,11 +23,8 @@ from specjax.packaged import PRETRAINED, RANKS
 from specjax.types import Params
 from specjax.vocab.fr_spec import FrSpec
 from specjax.weights.files import read_settings
-from specjax.weights.safetensors import (
-  load_target,
-  load_tensors,
-  stored_shapes,
-)
+from specjax.weights.parts import load_drafter, load_part
+from specjax.weights.safetensors import load_target, stored_shapes
 from specjax.weights.scorer import check_scorer
 
 DTYPES = ('auto', 'float32', 'bfloat16')
@@ -44,6 +41,7 @@ def load(
   dtype: str = 'auto',
   stacked: bool | None = None,
   slots: int = 8,
+  mesh: jax.sharding.Mesh | None = None,
   **options: Any,
 ) -> Decoder:
   """Loads a target and a method.
@@ -68,6 +66,7 @@ def load(
     stacked: scan over layers (None: not on CPU, where slicing a layer out of a
       stack copies it).
     slots: rows that `Decoder.serve` decodes together.
+    mesh: several devices, from `sharding.make_mesh`; None is one.
     **options: the method's own settings, see its `build`.
 
   Raises:
@@ -77,6 +76,8 @@ def load(
   if dtype not in DTYPES:
     raise ValueError(f'dtype is {dtype!r}; choose one of {", ".join(DTYPES)}.')
   check_whole(1, slots=slots)
+  sharding.check_mesh(mesh)
+  mesh = None if mesh is None or mesh.size == 1 else mesh
   bound = _bound(method, nodes, options)
   folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
   config = _settings(folder, from_hf, (TypeError, ValueError))
@@ -103,23 +104,31 @@ def load(
   on_cpu = jax.default_backend() == 'cpu'
   kind = _dtype(dtype, config, on_cpu)
   if drafter_folder is not None:
-    drafter_params = load_drafter(bound, drafter_folder, config, kind)
+    drafter_params = load_drafter(
+      bound.drafter, drafter_folder, config, kind, mesh=mesh
+    )
   else:
     drafter_params = () if drafter is None else drafter
   own = packaged.drafter(family, bound.name)
   if scorer is None and own is not None and drafter_folder == own:
     scorer = packaged.scorer(family, bound.name)
-  tree_params = _load_tree(bound, scorer, config)
-  weights = load_target(folder, dtype=kind, stacked=scans(stacked))
+  tree_params = _load_tree(bound, scorer, config, mesh)
+  stacked = scans(stacked)
+  weights = load_target(folder, dtype=kind, stacked=stacked, mesh=mesh)
   params = Params(target=weights, drafter=drafter_params, tree=tree_params)
   params = bind(bound, params, drafter=from_files)
   if vocab is not None:
     bound, params = vocab.wrap(bound, params)
+  if mesh is not None:  # what was given, or made since files were read
+    width = sharding.head_dim(bound.drafter, params.drafter, weights)
+    made = sharding.placed((params.drafter, params.tree), mesh, width)
+    params = params.replace(drafter=made[0], tree=made[1])
   return Decoder(
     method=bound,
     params=params,
     tokenizer=text.load_tokenizer(folder),
     slots=slots,
+    mesh=mesh,
   )
 
 
@@ -267,13 +276,7 @@ def _dtype(name: str, config: ModelConfig, on_cpu: bool):
   return jnp.dtype(name)
 
 
-def load_drafter(method: Method, folder, config: ModelConfig, dtype) -> Any:
-  """The drafter's tensors as its checkpoint holds them."""
-  # Publishers disagree on whether names begin with `model.`.
-  return _load_part(method.drafter, folder, config, dtype, 'model.')
-
-
-def _load_tree(method: Method, scorer, config: ModelConfig) -> Any:
+def _load_tree(method: Method, scorer, config: ModelConfig, mesh) -> Any:
   """A learned tree's tensors, in float32; nothing for other trees."""
   if not isinstance(method.tree, LearnedTree):
     if scorer is not None:
@@ -289,16 +292,4 @@ def _load_tree(method: Method, scorer, config: ModelConfig) -> Any:
     )
   folder = _folder(scorer)
   check_scorer(folder, method, config)
-  return _load_part(method.tree, folder, config, jnp.float32, '')
-
-
-def _load_part(part, folder, config: ModelConfig, dtype, prefix: str) -> Any:
-  shapes = jax.eval_shape(lambda key: part.init(key, config), jax.random.key(0))
-  return load_tensors(
-    folder,
-    part.tensors(),
-    shapes,
-    dtype,
-    optional_prefix=prefix,
-    ignore=getattr(part, 'ignore', ()),
-  )
+  return load_part(method.tree, folder, config, jnp.float32, mesh=mesh)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.top_candidates.api import top_candidates as best_tokens
-from pallas_kernels.top_k import top_k
+from specjax.ops import top_candidates as best_tokens
+from specjax.ops import top_k
 from specjax.sampling import warp
 from specjax.types import Array, Candidates, Features, Head, Round
 
@@ -63,7 +63,7 @@ def top_candidates(
   if coupled:
     score_BWV = _coupled(logits_BWV, head, round, depth)
   score_BWV = jax.nn.log_softmax(score_BWV, axis=-1)
-  logq_BWC, row_BWC = top_k(score_BWV, fanout)
+  logq_BWC, row_BWC = top_k(score_BWV, fanout, vocab=True)
   extra = None
   if features:
     plain_BWV = jax.nn.log_softmax(logits_BWV, axis=-1)

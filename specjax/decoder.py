@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import sharding
 from specjax.checks import check_whole, whole
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, capacity_for, prefill
@@ -34,12 +36,15 @@ class Decoder:
     params: Params,
     tokenizer: Any = None,
     slots: int = 8,
+    mesh: Any = None,
   ):
     check_whole(1, slots=slots)
+    sharding.check_mesh(mesh)
     self.method = method
     self.params = params
     self.tokenizer = tokenizer
     self.slots = slots  # rows that `serve` decodes together
+    self.mesh = mesh  # the devices that hold the parameters; None is one
     self._programs: dict[Any, Any] = {}
 
   @property
@@ -53,6 +58,10 @@ class Decoder:
   @property
   def nodes(self) -> int:
     return self.method.tree.nodes
+
+  def on_mesh(self) -> contextlib.AbstractContextManager[Any]:
+    """What programs of these parameters are traced and called in."""
+    return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
 
   def encode(self, prompt: Any, *, thinking: bool = False) -> list[int]:
     """Ids of a prompt: ids as they are, text as it is, messages by template."""
@@ -139,6 +148,12 @@ class Decoder:
       raise ValueError(
         f'context is {context}; this target has {longest} at most.'
       )
+    parts = self.mesh.shape['data'] if self.mesh else 1
+    if plan.slots % parts:
+      raise ValueError(
+        f'{plan.slots} slots cannot be split over data={parts} of the mesh; '
+        f'give a multiple of {parts}.'
+      )
     return Serving(self, requests, plan)
 
   def generate(
@@ -214,20 +229,25 @@ class Decoder:
       raise ValueError(
         f'pad_to is {pad_to}; it must be whole, 0 to {self.config.max_length}.'
       )
-    parts = [
-      self._decode(rows.part(i, size), stop, logprobs, pad_to)
-      for i in range(0, len(rows), size)
-    ]
+    with self.on_mesh():
+      parts = [
+        self._decode(rows.part(i, size), stop, logprobs, pad_to)
+        for i in range(0, len(rows), size)
+      ]
     return join(rows, parts, self.tokenizer, stop, logprobs)
 
   def _decode(
     self, rows: Rows, stop: tuple[str, ...], logprobs: bool, pad_to: int
   ):
+    count = len(rows)
+    if self.mesh:  # so that the batch can be split
+      rows = rows.filled(self.mesh.shape['data'])
     longest = max(pad_to, *map(len, rows.prompts))
     bucket = bucket_for(longest)
     capacity = capacity_for(self.method, longest, max(rows.new_tokens))
     arrays = rows.arrays(bucket)
     length = np.asarray(arrays[1])
+    arrays = sharding.placed_rows(arrays, self.mesh)
     flags = (arrays[3].all_greedy, arrays[3].filtering, logprobs)
     key = (len(rows), arrays[4].shape[1], capacity, *flags)
     clock = time.perf_counter
@@ -257,7 +277,7 @@ class Decoder:
     times = np.asarray(
       [prefilled - compiled, done - ready, compiled - begun + ready - prefilled]
     )
-    return Part(host=to_host(state), length=length, times=times)
+    return Part(host=to_host(state), length=length[:count], times=times)
 
   def _program(self, key: Any, lower: Callable[[], Any]) -> Any:
     if key not in self._programs:
@@ -270,7 +290,7 @@ class Decoder:
       any(s in self.tokenizer.decode(row[a:b].tolist()) for s in stop)
       for row, a, b in zip(host.tokens, length, host.length, strict=True)
     ]
-    return jnp.asarray(found)
+    return sharding.placed_rows(jnp.asarray(found), self.mesh)
 
 
 def _is_chat(prompt: Any) -> bool:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.top_k import top_k
+from specjax.ops import top_k
 from specjax.types import Array, Sampling
 
 SHORT_LIST = 256
@@ -30,7 +30,7 @@ def cut(w_BNV: Array, sampling: Sampling) -> Array:
   """
   top_BN1 = jnp.max(w_BNV, axis=-1, keepdims=True)
   short = min(SHORT_LIST, w_BNV.shape[-1])
-  list_BNM = top_k(w_BNV, short)[0]
+  list_BNM = top_k(w_BNV, short, vocab=True)[0]
   k_B11 = sampling.top_k_B[:, None, None]
   p_B11 = sampling.top_p_B[:, None, None]
 

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from specjax import metrics
+from specjax import metrics, sharding
 from specjax.inputs import Rows
 from specjax.types import DecodeState
 
@@ -69,7 +68,7 @@ class Part:
 def to_host(state: DecodeState) -> Host:
   """Copies what a caller will see."""
   return Host(
-    *jax.device_get(
+    *sharding.on_host(
       (
         state.context.tokens_BT,
         state.context.length_B,

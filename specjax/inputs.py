@@ -46,6 +46,14 @@ class Rows:
     fields = dataclasses.fields(self)
     return Rows(**{f.name: cut(getattr(self, f.name)) for f in fields})
 
+  def filled(self, multiple: int) -> Rows:
+    """With copies of the last row up to a multiple, each of one token."""
+    more = -len(self) % multiple
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    wider = {k: x + x[-1:] * more for k, x in fields.items() if k != 'stop_ids'}
+    wider['new_tokens'] = self.new_tokens + [1] * more
+    return dataclasses.replace(self, **wider)
+
   def sampling(self) -> Sampling:
     """As arrays, with the two static facts."""
     greedy = all(t == 0 for t in self.temperature)

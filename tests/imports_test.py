@@ -11,19 +11,22 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 BASE = {'types', 'sampling', 'candidates', 'tree_ops', 'checks'}
+BASE |= {'sharding', 'ops'}
 # What a part of specjax may import from the rest of it; itself goes without
 # saying. Parts that are not named stand above all of these.
 ARROWS = {
   'types': set(),
   'checks': set(),
   'tree_ops': {'types'},
-  'filtering': {'types'},
+  'sharding': {'checks'},
+  'ops': {'types', 'sharding'},
+  'filtering': {'types', 'ops'},
   'sampling': {'types', 'filtering'},
-  'candidates': {'types', 'sampling'},
+  'candidates': {'types', 'sampling', 'ops'},
   'metrics': {'types'},
   'inputs': {'types', 'sampling', 'checks'},
   'models': BASE,
-  'weights': {'types', 'models'},
+  'weights': {'types', 'models', 'sharding'},
   'method': {'types', 'models', 'checks'},
   'drafters': BASE | {'models'},
   'trees': BASE | {'models'},  # a learned one names its tensors

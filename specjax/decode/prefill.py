@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import sampling as sampling_lib
+from specjax import sharding
 from specjax.decode.emit import emit
 from specjax.method import Method
 from specjax.models import cache as kv
@@ -149,4 +150,5 @@ def prefill(
     walk_BR=jnp.zeros((b, capacity), jnp.int32),
     logprob_BT=jnp.zeros((b, capacity), jnp.float32) if logprobs else None,
   )
-  return emit(state, first_B1, jnp.ones((b,), jnp.int32), logits_B1V)
+  state = emit(state, first_B1, jnp.ones((b,), jnp.int32), logits_B1V)
+  return sharding.constrained(state)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
-from specjax import tree_ops
+from specjax import sharding, tree_ops
 from specjax.decode.emit import emit
 from specjax.method import Method, SizedTree
 from specjax.models import cache as kv
@@ -176,7 +176,7 @@ def speculative_round(
     method, params, state, tree, round, observe
   )
   state = commit(method, params, state, scratch, checked)
-  return state, checked.record
+  return sharding.constrained(state), checked.record
 
 
 def commit(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from specjax import metrics
+from specjax import metrics, sharding
 from specjax.decode.loop import decode
 from specjax.decode.prefill import bucket_for, prefill
 from specjax.engine import slots as slots_lib
@@ -84,15 +84,17 @@ class Serving:
   def _run(self) -> Iterator[Event]:
     method, params = self._decoder.method, self._decoder.params
     try:
-      self._state = slots_lib.empty(method, params, plan=self.plan)
+      with self._decoder.on_mesh():
+        self._state = slots_lib.empty(method, params, plan=self.plan)
       while True:
         yield from self._take()
         yield from self._drop()
         yield from self._fill()
         if self._running:
-          self._state, _ = decode(
-            method, params, self._state, max_rounds=self.plan.chunk
-          )
+          with self._decoder.on_mesh():
+            self._state, _ = decode(
+              method, params, self._state, max_rounds=self.plan.chunk
+            )
           yield from self._look()
         elif self._over:
           break
@@ -149,13 +151,15 @@ class Serving:
       live = self._waiting.popleft()
       prompt = len(live.rows.prompts[0])
       try:
-        row = prefill(
-          method,
-          params,
-          *self.plan.arrays(live.rows, bucket_for(prompt)),
-          capacity=self.plan.capacity(method),
-          logprobs=self.plan.logprobs,
-        )
+        arrays = self.plan.arrays(live.rows, bucket_for(prompt))
+        with self._decoder.on_mesh():
+          row = prefill(
+            method,
+            params,
+            *sharding.placed_rows(arrays, self._decoder.mesh),
+            capacity=self.plan.capacity(method),
+            logprobs=self.plan.logprobs,
+          )
         # What the device cannot do for this prompt fails here, alone.
         row = jax.block_until_ready(row)
       except Exception as error:
@@ -163,7 +167,8 @@ class Serving:
         yield refusal(live.request, live.id, error, prompt)
         continue
       slot = free.pop(0)
-      self._state = slots_lib.insert(self._state, row, np.int32(slot))
+      with self._decoder.on_mesh():
+        self._state = slots_lib.insert(self._state, row, np.int32(slot))
       self._running[slot] = live
 
   def _look(self) -> Iterator[Event]:
@@ -172,7 +177,7 @@ class Serving:
     for slot, live in self._running.items():
       seen_B[slot] = live.seen
     width = self.plan.window(self._decoder.method)
-    look = jax.device_get(slots_lib.look(self._state, seen_B, width=width))
+    look = sharding.on_host(slots_lib.look(self._state, seen_B, width=width))
     for slot, live in list(self._running.items()):
       if live.cancelled:  # since the chunk; the next turn drops it
         continue
@@ -199,7 +204,7 @@ class Serving:
 
   def _record(self, slot: int, live: Live) -> tuple[list[int], Any]:
     """All walks of a row, and its log-probabilities where they are kept."""
-    rounds, walk_R, logprob_T = jax.device_get(
+    rounds, walk_R, logprob_T = sharding.on_host(
       slots_lib.record(self._state, np.int32(slot))
     )
     if logprob_T is not None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax import sharding
 from specjax.checks import check_whole
 from specjax.decode.prefill import capacity_for
 from specjax.inputs import Rows
@@ -82,7 +83,7 @@ def empty(method: Method, params: Params, *, plan: Plan) -> DecodeState:
     top_p_B=full(1, jnp.float32),
     min_p_B=full(0, jnp.float32),
   )
-  return DecodeState(
+  state = DecodeState(
     context=Context(
       tokens_BT=jnp.zeros((b, capacity), jnp.int32),
       length_B=full(1, jnp.int32),
@@ -99,6 +100,7 @@ def empty(method: Method, params: Params, *, plan: Plan) -> DecodeState:
     walk_BR=jnp.zeros((b, capacity), jnp.int32),
     logprob_BT=jnp.zeros((b, capacity), jnp.float32) if plan.logprobs else None,
   )
+  return sharding.constrained(state)
 
 
 @functools.partial(jax.jit, donate_argnames=('state',))
@@ -117,7 +119,7 @@ def insert(state: DecodeState, row: DecodeState, slot: Array) -> DecodeState:
   put = lambda x, one: lax.dynamic_update_slice_in_dim(
     x, one, slot, batch_axis(x.shape, one.shape)
   )
-  return jax.tree.map(put, state, row)
+  return sharding.constrained(jax.tree.map(put, state, row))
 
 
 def batch_axis(many: tuple[int, ...], one: tuple[int, ...]) -> int:

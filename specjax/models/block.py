@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.tree_attention.api import tree_attention
 from specjax.models import layers as nn
 from specjax.models.cache import KVCache, concat
+from specjax.models.moe import moe
+from specjax.ops import tree_attention
 from specjax.types import Array
 
 
@@ -33,8 +34,8 @@ def block(
       new.k_LBKSH[0],
       new.v_LBKSH[0],
       mask_BTN,
+      index,
       scale=config.head_dim**-0.5,
-      layer=index,
     )
 
   return block_with(config, layer, h_BTI, x_BTD, turn, attend)
@@ -56,7 +57,7 @@ def block_with(
   x_BTD = x_BTD + nn.linear(out_BTO, layer.o_DO)
   h_BTD = nn.rms_norm(x_BTD, layer.mlp_norm_D, config.eps)
   if isinstance(layer.mlp, nn.Moe):
-    y_BTD = nn.moe(h_BTD, layer.mlp, config.experts_per_token, config.norm_topk)
+    y_BTD = moe(h_BTD, layer.mlp, config.experts_per_token, config.norm_topk)
   else:
     y_BTD = nn.mlp(h_BTD, layer.mlp)
   return x_BTD + y_BTD, k_BKTH, v_BKTH

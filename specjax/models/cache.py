@@ -10,8 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.keep_rows.api import keep_rows
 from specjax.models.config import ModelConfig
+from specjax.ops import keep_rows
 from specjax.types import Array, struct
 
 SLOT = 128  # kernels want whole tiles of slots

@@ -97,32 +97,3 @@ def mlp(x_BTD: Array, w: Mlp) -> Array:
   """down(silu(gate x) * up x) (Shazeer, arXiv:2002.05202)."""
   gate = jax.nn.silu(linear(x_BTD, w.gate_FD))
   return linear(gate * linear(x_BTD, w.up_FD), w.down_DF)
-
-
-def moe(x_BTD: Array, w: Moe, per_token: int, norm_topk: bool) -> Array:
-  """Top-k experts per token, no token dropped (Qwen3, arXiv:2505.09388).
-
-  Tokens are sorted by expert and each expert multiplies its own run. The
-  router's softmax is float32; so is the sum over a token's experts.
-  """
-  x_TD = x_BTD.reshape(-1, x_BTD.shape[-1])
-  experts = w.router_XD.shape[0]
-  logits_TX = linear(x_TD, w.router_XD).astype(jnp.float32)
-  share_Tk, expert_Tk = lax.top_k(jax.nn.softmax(logits_TX), per_token)
-  if norm_topk:
-    share_Tk = share_Tk / jnp.sum(share_Tk, axis=-1, keepdims=True)
-  share_Tk = share_Tk.astype(x_BTD.dtype)
-
-  expert_A = expert_Tk.reshape(-1)  # A: one assignment per token and expert
-  order_A = jnp.argsort(expert_A, stable=True)
-  token_A = order_A // per_token
-  size_X = jnp.bincount(expert_A, length=experts).astype(jnp.int32)
-  dot = lambda a, b: lax.ragged_dot(
-    a, b, size_X, preferred_element_type=jnp.float32
-  ).astype(x_BTD.dtype)
-  rows_AD = x_TD[token_A]
-  gate_AF = jax.nn.silu(dot(rows_AD, w.gate_XDF))
-  out_AD = dot(gate_AF * dot(rows_AD, w.up_XDF), w.down_XFD)
-  out_AD = out_AD * share_Tk.reshape(-1)[order_A][:, None]
-  total_TD = jnp.zeros(x_TD.shape, jnp.float32).at[token_A].add(out_AD)
-  return total_TD.astype(x_BTD.dtype).reshape(x_BTD.shape)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.top_k import top_k
 from specjax import tree_ops
 from specjax.checks import check_whole
+from specjax.ops import top_k
 from specjax.types import (
   Array,
   Ask,

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.top_k import top_k
 from specjax import tree_ops
+from specjax.ops import top_k
 from specjax.types import Array, TokenTree, struct
 
 # Probability that candidates leave to all other tokens, at least.

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  numpy learns bfloat16 from it
@@ -36,8 +36,15 @@ class Stored(NamedTuple):
   shape: tuple[int, ...]
   dtype: str
 
-  def read(self) -> np.ndarray:
-    return self.file.get_tensor(self.name)
+  def read(self, index: Sequence[slice] | None = None) -> np.ndarray:
+    """All of it, or a slice of its last axes; those before them are one."""
+    if index is None or [(0, n) for n in self.shape[-len(index) :]] == [
+      (at.start, at.stop) for at in index
+    ]:
+      return self.file.get_tensor(self.name)
+    missing = len(self.shape) - len(index)
+    index = (slice(None),) * missing + tuple(index[max(-missing, 0) :])
+    return self.file.get_slice(self.name)[index]
 
 
 @contextlib.contextmanager

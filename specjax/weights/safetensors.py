@@ -1,16 +1,15 @@
 """Safetensors files to parameter structs and back, one leaf at a time.
 
 The rows of `specjax.models.names` say which tensors fill which leaf; this file
-knows no model. A leaf is filled slice by slice into one buffer of its own dtype
-and put on its device before the next is read, so that beside the struct itself
-there is at most one leaf and one tensor in memory (pages of the mapped files
-aside, which the system takes back when it needs them). No torch is needed.
+knows no model. A leaf is put on its devices before the next is read, see
+`weights.fill`. No torch is needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import sharding
 from specjax.models.config import ModelConfig, from_hf, to_hf
 from specjax.models.names import Tensor, target_tensors
 from specjax.models.transformer import Weights, abstract
@@ -32,6 +32,7 @@ from specjax.weights.files import (
   write_json,
   write_tensors,
 )
+from specjax.weights.fill import fill, leading
 from specjax.weights.leaves import leaves_by_path
 
 EMBEDDING, HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
@@ -57,13 +58,16 @@ def stored_shapes(source: Path) -> dict[str, tuple[int, ...]]:
     return {name: part.shape for name, part in stored.items()}
 
 
-def load_target(folder: Path, *, dtype=None, stacked: bool) -> Weights:
+def load_target(
+  folder: Path, *, dtype=None, stacked: bool, mesh: Any = None
+) -> Weights:
   """Reads a Hugging Face folder of a Qwen3, Qwen3-MoE or LLaMA model.
 
   Args:
     folder: holds config.json and model.safetensors, or shards and their index.
     dtype: of the parameters; None keeps the checkpoint's.
     stacked: like layers stacked for scan, or one by one (faster on CPU).
+    mesh: each device gets its part, see `specjax.sharding`.
 
   Raises:
     ValueError: see `read_config` and `load_tensors`.
@@ -71,6 +75,7 @@ def load_target(folder: Path, *, dtype=None, stacked: bool) -> Weights:
   config = read_config(folder)
   dtype = jnp.dtype(config.dtype if dtype is None else dtype)
   shapes = abstract(config, dtype, stacked=stacked)
+  shapes = sharding.planned(shapes, mesh, config.head_dim)
   rows = target_tensors(config, stacked)
   return load_tensors(folder, rows, shapes, dtype, optional_prefix='model.')
 
@@ -115,7 +120,7 @@ def load_tensors(
         + '\nUse the checkpoint that the configuration belongs to.'
       )
     filled = [
-      _fill(leaf, parts_of[path], row_of[path].transpose, dtype)
+      fill(leaf, parts_of[path], row_of[path].transpose, dtype)
       for path, leaf in leaves.items()
     ]
   return jax.tree_util.tree_unflatten(tree, filled)
@@ -179,13 +184,8 @@ def _part_shape(shape: tuple[int, ...], row: Tensor) -> tuple[int, ...]:
   one layer. So tensors that really start with a one lose it, which `_same`
   takes into account.
   """
-  count, first = 1, 0
-  while first < len(shape) - 1 and (
-    count < len(row.names) or shape[first] == 1
-  ):
-    count *= shape[first]
-    first += 1
-  if count != len(row.names):
+  first = leading(shape, len(row.names))
+  if math.prod(shape[:first]) != len(row.names):
     raise ValueError(
       f'leaf {row.path} of shape {shape} has no room for exactly '
       f'{len(row.names)} tensors.'
@@ -257,19 +257,3 @@ def _find(stored: Mapping[str, Stored], name: str, prefix: str):
     if spelt in stored:
       return stored[spelt]
   return None
-
-
-def _fill(leaf, parts: Sequence[Stored], transpose: bool, dtype):
-  """One leaf on its device."""
-  if not jnp.issubdtype(leaf.dtype, jnp.floating):
-    dtype = leaf.dtype
-  buffer = np.empty(leaf.shape, jnp.dtype(dtype))
-  slots = buffer.reshape(len(parts), -1)
-  for slot, part in zip(slots, parts, strict=True):
-    content = part.read()
-    if transpose:
-      content = content.swapaxes(-1, -2)
-    slot.reshape(content.shape)[...] = content
-  sharding = getattr(leaf, 'sharding', None)
-  # Waiting bounds the memory: copies to a device are asynchronous.
-  return jax.block_until_ready(jax.device_put(buffer, sharding))

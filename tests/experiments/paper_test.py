@@ -64,7 +64,7 @@ class Pretender:
 def pretended(monkeypatch):
   """Scripts that load and time nothing; what they measure has its own tests."""
 
-  def load_all(methods, target, drafters, dtype):
+  def load_all(methods, target, drafters, dtype, mesh=None):
     decoders = {'ar': Pretender('ar', 1)}
     for v in methods:
       nodes = v.method.keywords['nodes']
