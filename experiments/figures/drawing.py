@@ -19,6 +19,11 @@ from specjax.weights.files import replacing
 
 STYLE = pathlib.Path(__file__).parent / 'paper.mplstyle'
 KINDS = ('pdf', 'png')
+# A date, or a version, would make other bytes of the same marks.
+UNDATED = {
+  'pdf': {'CreationDate': None, 'Producer': None, 'Creator': None},
+  'png': {'Software': None},
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,16 +74,11 @@ def write(plot: Plot, marks: Sequence[Mark], folder: pathlib.Path) -> None:
   for kind, text in texts.items():
     with replacing(folder / f'{plot.name}.{kind}') as part:
       part.write_text(text, encoding='utf-8', newline='\n')
-  # A date, or a version, would make other bytes of the same marks.
-  undated = {
-    'pdf': {'CreationDate': None, 'Producer': None, 'Creator': None},
-    'png': {'Software': None},
-  }
   with styled():
     figure = drawn(plot, marks)
     for kind in KINDS:
       with replacing(folder / f'{plot.name}.{kind}') as part:
-        figure.savefig(part, format=kind, metadata=undated[kind])
+        figure.savefig(part, format=kind, metadata=UNDATED[kind])
 
 
 def drawn(plot: Plot, marks: Sequence[Mark]) -> Any:

@@ -116,8 +116,8 @@ class DraftOpd:
     same_BRK = best_N.reshape(batch.draft_BRK.shape) == batch.draft_BRK
     live_BRK = jnp.broadcast_to(batch.live_BR[..., None], same_BRK.shape)
     return loss, {
-      'accepted': share(kept_N, kept_w_N),
-      'rejected': share(lost_N, lost_w_N),
+      'loss_accepted': share(kept_N, kept_w_N),
+      'loss_rejected': share(lost_N, lost_w_N),
       'mean_accepted': share(batch.committed_BR, batch.live_BR),
       # 1 as long as the parameters are those that have drafted.
       'replayed': share(same_BRK, live_BRK),
