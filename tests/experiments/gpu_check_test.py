@@ -267,7 +267,7 @@ def test_all_of_it(tmp_path):
   assert record['complete'] and record['date'] and record['seed'] >= 0
   assert not list(summary.failures(record['rows'])), done.stdout
   assert {x['backend'] for x in record['kernels']} == {
-    'xla',
+    *('xla', 'cpu'),
     'triton, interpreted',
   }
   assert [x['method'] for x in record['methods']] == [
@@ -276,7 +276,7 @@ def test_all_of_it(tmp_path):
   assert all('outside' in x for x in record['methods'])
   missing = ' '.join(summary.not_run(record['rows']))
   assert 'needs platform cuda' in missing and '0 programs' in missing
-  assert 'Verdict: 6 of 6' in done.stdout
+  assert 'Verdict: 7 of 7' in done.stdout
   assert 'nothing of a device' in record['verdict']
   wrong = run([*command, '--minutes=0'])
   assert wrong.returncode == 1 and 'minutes is 0' in wrong.stderr
