@@ -15,6 +15,7 @@ other settings.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import app
@@ -50,18 +51,23 @@ def paper(*, run_dir: str | pathlib.Path, table: Table) -> list[dict[str, Any]]:
   return rows
 
 
+def told(rows: Sequence[Mapping[str, Any]]) -> str:
+  """What a terminal is told of a table's rows."""
+  studied = paper_study.table(rows)
+  parts = [
+    as_markdown(studied) if studied[1:] else aligned(overview(rows), left=3)
+  ]
+  served = [row for row in rows if row['table'] == 'throughput']
+  for target in dict.fromkeys(row['target'] for row in served):
+    parts.append(f'\n{target}, by concurrent requests on this device:')
+    parts += pays([r for r in served if r['target'] == target])
+  return '\n'.join([*parts, f'\n{rows[0]["device"]}, {rows[0]["dtype"]}'])
+
+
 def show() -> None:
   """Flags to `paper`, and its table."""
   folder, rows = run.configured(paper)
-  studied = paper_study.table(rows)
-  print(
-    as_markdown(studied) if studied[1:] else aligned(overview(rows), left=3)
-  )
-  served = [row for row in rows if row['table'] == 'throughput']
-  for target in dict.fromkeys(row['target'] for row in served):
-    print(f'\n{target}, by concurrent requests on this device:')
-    print('\n'.join(pays([r for r in served if r['target'] == target])))
-  print(f'\n{rows[0]["device"]}, {rows[0]["dtype"]}; rows: {folder / ROWS}')
+  print(f'{told(rows)}; rows: {folder / ROWS}')
 
 
 main = run.command(show)

@@ -124,7 +124,10 @@ def _variants(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-  """Lines of a Markdown table: a method under a law on a prompt set."""
+  """Lines of a Markdown table: a method under a law on a prompt set.
+
+  Rows of other tables are passed over.
+  """
   lines = [
     [
       'prompts',
@@ -145,6 +148,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     row['coupled'],
     row['label'],
   )
+  rows = [row for row in rows if 'prompts_called' in row]
   timed = {key(row): row for row in rows if row['table'] == 'speedup'}
   span = lambda row, name: (
     f'{row[name]:.2f} [{row[f"{name}_low"]:.2f}, {row[f"{name}_high"]:.2f}]'

@@ -144,6 +144,7 @@ def test_speed_up(tmp_path, monkeypatch):
   assert sizes == dict(speedup=2, depth=12, split=2, prediction=2)
   assert [m['speed_up'] for m in drawn['speedup']] == [2, 2]
   assert all(m['prediction'] == 2 for m in drawn['prediction'])
+  assert 'x_ar' in paper.told(rows) and rows[0]['device'] in paper.told(rows)
   line = paper_tables.overview(rows)[2]
   assert line[1:4] == ['one at a time', 'lookup-8', '0']
 
@@ -180,6 +181,7 @@ def test_throughput(tmp_path):
   assert all(m['concurrency'] == 2 and m['equal'] == 6 for m in found)
   assert [m['over_plain'] for m in found] == [1, 2, 2]
   assert paper_tables.overview(rows)[1][1] == '2 at a time'
+  assert 'default, by concurrent requests' in paper.told(rows)
 
 
 def test_vocabulary(tmp_path):
@@ -291,6 +293,7 @@ evaluate.evaluate.stop_at_end = False
     assert dflash[3:] == [
       *('4', '2.00 [2.00, 2.00]', '2.00', '4.0', '2.00 [2.00, 2.00]', '4/4')
     ]
+    assert paper.told(rows).startswith('| prompts | T | method')
     before = sorted(p for p in (tmp_path / 'run').rglob('*') if p.is_file())
     assert self.measure(tmp_path, 'many = 2', 'batch = 2', 'few = 2') == rows
     after = sorted(p for p in (tmp_path / 'run').rglob('*') if p.is_file())
