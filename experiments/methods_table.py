@@ -76,10 +76,8 @@ def as_markdown(
     s = measured.get(row['label'])
     figures = ('-',) * 4
     if s is not None:
-      accepted, faster = (
-        f'{s[name]:.2f} [{s[f"{name}_low"]:.2f}, {s[f"{name}_high"]:.2f}]'
-        for name in ('mean_accepted', 'speed_up')
-      )
+      accepted = tables.spanned(s, 'mean_accepted')
+      faster = tables.spanned(s, 'speed_up')
       equal = f'{s["texts_equal"]}/{s["prompts"]}'
       figures = (accepted, f'{s["tokens_per_s"]:.0f}', faster, equal)
     shares = (f'{row[f"{part}_share"]:.0%}' for part in PARTS)

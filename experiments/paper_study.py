@@ -12,6 +12,7 @@ from typing import Any
 from experiments.evaluate import evaluate
 from experiments.lineup import Variant
 from experiments.paper_tables import Rows, Target, bound, named
+from experiments.tables import spanned
 from specjax.checks import check_whole, number
 
 
@@ -150,9 +151,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   )
   rows = [row for row in rows if 'prompts_called' in row]
   timed = {key(row): row for row in rows if row['table'] == 'speedup'}
-  span = lambda row, name: (
-    f'{row[name]:.2f} [{row[f"{name}_low"]:.2f}, {row[f"{name}_high"]:.2f}]'
-  )
   for row in rows:
     if row['table'] != 'accepted':
       continue
@@ -166,10 +164,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         law,
         row['method'],
         str(row['nodes']),
-        span(row, 'mean_accepted'),
+        spanned(row, 'mean_accepted'),
         f'{row["tau_paper"]:.2f}',
         f'{fast["tokens_per_s"]:.1f}',
-        span(fast, 'speed_up'),
+        spanned(fast, 'speed_up'),
         '{}/{}'.format(
           sum(r['texts_equal'] for r in same), sum(r['prompts'] for r in same)
         ),

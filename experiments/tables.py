@@ -41,6 +41,12 @@ def as_markdown(lines: Sequence[Sequence[str]]) -> str:
   return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
 
 
+def spanned(row: Mapping[str, Any], name: str) -> str:
+  """A figure with its interval, which stands in the row as `_low`, `_high`."""
+  low, high = row[f'{name}_low'], row[f'{name}_high']
+  return f'{row[name]:.2f} [{low:.2f}, {high:.2f}]'
+
+
 def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
   """A line per row under the columns' names; the same rows, the same bytes.
 

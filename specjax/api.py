@@ -81,7 +81,8 @@ def load(
   bound = _bound(method, nodes, options)
   folder = PRETRAINED / 'target' if target == 'default' else _folder(target)
   config = _settings(folder, from_hf, (TypeError, ValueError))
-  family = packaged.family(target, folder, config)
+  tokenizer = text.load_tokenizer(folder)
+  family = packaged.family(target, config, tokenizer)
   from_files = not isinstance(bound, Method) or isinstance(
     drafter, (str, pathlib.Path)
   )
@@ -126,7 +127,7 @@ def load(
   return Decoder(
     method=bound,
     params=params,
-    tokenizer=text.load_tokenizer(folder),
+    tokenizer=tokenizer,
     slots=slots,
     mesh=mesh,
   )

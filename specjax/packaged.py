@@ -31,24 +31,24 @@ def target_folder(name: str) -> pathlib.Path:
 
 
 def family(
-  target: str | pathlib.Path, folder: pathlib.Path, config: ModelConfig
+  target: str | pathlib.Path, config: ModelConfig, tokenizer: Any
 ) -> pathlib.Path | None:
   """The family of a target; None where nothing is packaged for it.
 
   Args:
     target: 'default', or what else was asked for.
-    folder: where it lies.
     config: its configuration; shape and vocabulary decide. Weights do not: a
       fine-tuned model takes the drafters too, and accepts less of them.
+    tokenizer: its own, or None.
   """
   if target == 'default':
     return PRETRAINED
   for path in sorted(FAMILIES.glob(f'*/{TARGET}')):
     known = read_settings(path)
-    if known['shape'] == shape(config):
-      tokenizer = text.load_tokenizer(folder)
-      if tokenizer and vocabulary_hash(tokenizer) == known['vocabulary']:
-        return path.parent
+    if known['shape'] != shape(config):
+      continue
+    if tokenizer and known['vocabulary'] == vocabulary_hash(tokenizer):
+      return path.parent
   return None
 
 

@@ -49,7 +49,8 @@ def family(tmp_path, target, monkeypatch):
 
 
 def found(target):
-  return packaged.family(str(target), target, read_config(target))
+  tokenizer = text.load_tokenizer(target)
+  return packaged.family(str(target), read_config(target), tokenizer)
 
 
 class TestFamily:
@@ -76,8 +77,7 @@ class TestFamily:
 
   def test_the_default(self, target):
     config = read_config(packaged.target_folder('default'))
-    folder = packaged.target_folder('default')
-    assert packaged.family('default', folder, config) == packaged.PRETRAINED
+    assert packaged.family('default', config, None) == packaged.PRETRAINED
 
 
 class TestLoad:

@@ -75,10 +75,14 @@ def write(plot: Plot, marks: Sequence[Mark], folder: pathlib.Path) -> None:
     with replacing(folder / f'{plot.name}.{kind}') as part:
       part.write_text(text, encoding='utf-8', newline='\n')
   with styled():
-    figure = drawn(plot, marks)
-    for kind in KINDS:
-      with replacing(folder / f'{plot.name}.{kind}') as part:
-        figure.savefig(part, format=kind, metadata=UNDATED[kind])
+    save(drawn(plot, marks), folder, plot.name)
+
+
+def save(figure: Any, folder: pathlib.Path, name: str) -> None:
+  """Every kind of picture; to be called in `styled`."""
+  for kind in KINDS:
+    with replacing(folder / f'{name}.{kind}') as part:
+      figure.savefig(part, format=kind, metadata=UNDATED[kind])
 
 
 def drawn(plot: Plot, marks: Sequence[Mark]) -> Any:

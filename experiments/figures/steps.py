@@ -77,9 +77,7 @@ def write(found: Sequence[dict[str, Any]], out: pathlib.Path) -> None:
       part.write_text(as_csv(COLUMNS, found), encoding='utf-8', newline='\n')
     figure = Figure(figsize=(4.2, 2.8), layout='constrained')
     draw(figure.subplots(), found)
-    for kind in drawing.KINDS:
-      with replacing(out / f'steps.{kind}') as part:
-        figure.savefig(part, format=kind, metadata=drawing.UNDATED[kind])
+    drawing.save(figure, out, 'steps')
 
 
 def main(argv: Sequence[str]) -> None:

@@ -217,9 +217,9 @@ def cut(ranks: Any, size: int | None, vocab: int) -> Ranks:
 
   A list without counts gets falling ones, which keep its order.
   """
-  id_I = chosen(ranks, size, vocab)
   if isinstance(ranks, (str, os.PathLike)):
     ranks = load_ranks(ranks)
+  id_I = chosen(ranks, size, vocab)
   if isinstance(ranks, Ranks):
     kept = np.isin(ranks.id_I, id_I)
     return dataclasses.replace(

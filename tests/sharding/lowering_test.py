@@ -14,14 +14,14 @@ from jax.sharding import (
   use_abstract_mesh,
 )
 
+from experiments.states import after_prompt
 from specjax import sharding
 from specjax.decode.loop import decode
-from specjax.decode.prefill import prefill
+from specjax.inputs import make_rows
 from specjax.methods import dflash
 from specjax.models import transformer
 from specjax.models.config import tiny
-from specjax.sampling import row_keys
-from specjax.types import Params, Sampling
+from specjax.types import Params
 
 TRITON = '__gpu$xla.gpu.triton'
 DEVICES = {
@@ -56,21 +56,14 @@ def mesh_of(kind, platform):
 
 
 def state_of(method, params):
-  row = lambda value, dtype: jnp.full((BATCH,), value, dtype)
-  law = Sampling(
-    temperature_B=row(0, jnp.float32),
-    top_k_B=row(0, jnp.int32),
-    top_p_B=row(1, jnp.float32),
-    min_p_B=row(0, jnp.float32),
-    all_greedy=True,
-    filtering=False,
+  """Room for 256 tokens."""
+  rows = make_rows(
+    [[0] * 9] * BATCH,
+    vocab=CONFIG.vocab,
+    max_length=CONFIG.max_length,
+    max_new_tokens=200,
   )
-  tokens_BT = jnp.zeros((BATCH, 32), jnp.int32)
-  stops_BI = jnp.full((BATCH, 4), -1, jnp.int32)
-  rows = row(9, jnp.int32), row_keys([0] * BATCH), law, stops_BI
-  return prefill(
-    method, params, tokens_BT, *rows, row(40, jnp.int32), capacity=256
-  )
+  return after_prompt(method, params, rows)
 
 
 @pytest.mark.slow
